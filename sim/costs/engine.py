@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
+from sim.costs import software
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.costs.software import Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.costs.window_work import WindowWork
@@ -249,6 +250,7 @@ class FittedEngine(_Engine):
     cpu: CpuWork
     prompt: PromptWork
     cards: CardsWork | None = None  # None: it takes one GPU
+    split_modes: tuple[software.SplitMode, ...] = ("layer",)  # of several
     window: WindowWork | None = None  # None: a step computes one token of each sequence
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others

@@ -85,7 +85,7 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
     facts = [
         ("decode", _decode(answer, question)),
         ("first token", _first(answer, question)),
-        *faster_disk_fact(question.disk, answer.prompt_ms),
+        *faster_disk_fact(question.disk, answer.prompt_ms, answer.memory),
         *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
@@ -105,9 +105,12 @@ def explained_part(fit: Fit) -> list[Part]:
     return gains_section(fit.engine.engine, fit.engine.gains)
 
 
-def faster_disk_fact(disk: str | None, prompt_ms: Mapping[str, float]) -> list[tuple[str, str]]:
+def faster_disk_fact(
+    disk: str | None, prompt_ms: Mapping[str, float], memory: SplitMemory
+) -> list[tuple[str, str]]:
     """Row on the rate of a disk for which a prompt would not wait."""
-    rate = hidden_from_gbps(disk, prompt_ms) if disk else None
+    missing = memory.disk_bytes / max(memory.host_bytes, 1)
+    rate = hidden_from_gbps(disk, prompt_ms, missing) if disk else None
     return [("disk", f"from {number(rate)} GB/s on, prompts wait for the link again, not for the disk")] if rate else []
 
 

@@ -96,7 +96,7 @@ def tune_facts(tuning: Tuning) -> list[tuple[str, str]]:
     return [
         ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
-        *faster_disk_fact(tuning.question.fit.disk, best.prompt_ms),
+        *faster_disk_fact(tuning.question.fit.disk, best.prompt_ms, best.memory),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
         *roomier_fact(tuning.roomier),
