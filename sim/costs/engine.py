@@ -116,8 +116,7 @@ class PromptWork(NamedTuple):
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
-    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
-    # order of rows
+    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in its own order
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 
@@ -286,9 +285,8 @@ class FittedEngine(_Engine):
 
     def copying_from(self, copies: Copies | None) -> FittedEngine:
         """Return the engine with the host memory from which it copies experts; None: its own."""
-        if copies is None:
-            return self
-        return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
+        own = self.prompt.copies
+        return replace(self, prompt=self.prompt._replace(copies=own._replace(value=copies or own.value)))
 
     @property
     def maps_files(self) -> bool:

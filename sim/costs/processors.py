@@ -159,8 +159,7 @@ class GpuProcessor(Processor):
         return read_ns + (rows - 1) * min(row_ns, read_ns)
 
     def cache_bits(self, kind: Cached, bits: float) -> float:
-        work = self.work
-        return work.cache_bits[kind].value * (work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
+        return self.work.cache_bits[kind].value * (self.work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
 
     def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
