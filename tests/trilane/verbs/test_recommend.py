@@ -41,6 +41,13 @@ def test_the_memory_of_the_cpu_alone_is_the_hosts(trilane: Trilane) -> None:
     assert " -ngl 0 " in out
 
 
+def test_a_memory_that_is_nearly_full_is_marked_whosever_it_is(trilane: Trilane) -> None:
+    server = ("recommend", "--gpu", "h100-sxm", "--ram", "ddr5-5600", "--ram-gb", "256")
+    out = trilane(*server, "--for", "qwen3-235b-a22b").out
+    row = next(line.split() for line in out.splitlines() if line.startswith("qwen3-235b-a22b"))
+    assert [cell.endswith("!") for cell in row[6:8]] == [True, False]
+
+
 @pytest.mark.parametrize("machine", [OWNER, ("recommend", "--gpu", "apple-m4-max"), OWNER[:-2]])
 def test_a_memory_that_is_taken_as_enough_is_told_on_top(machine: tuple[str, ...], trilane: Trilane) -> None:
     out = trilane(*machine, "--for", "olmoe-1b-7b").out
@@ -56,6 +63,14 @@ def test_upgrades_of_a_model_are_a_table_of_parts(trilane: Trilane) -> None:
 def test_a_mac_has_no_upgrades(trilane: Trilane) -> None:
     out = trilane("recommend", "--gpu", "apple-m4-max", "--for", "gpt-oss-20b", "--upgrade").out
     assert "what to buy: GPU, CPU and memory are one part, none can be replaced" in out
+
+
+def test_above_a_disk_programs_that_read_it_by_themselves_stand_below(trilane: Trilane) -> None:
+    """And so they do below the answer of tune."""
+    machine = ("--gpu", "none", "--ram", "ddr5-5600", "--cpu", "ryzen-9-9950x", "--ram-gb", "128", "--disk", "8.8")
+    pages = trilane("recommend", *machine, "--for", "glm-5.2").out, trilane("tune", "glm-5.2", *machine).out
+    rows = [next(line.split() for line in page.splitlines() if line.startswith("glm-5.2  colibri")) for page in pages]
+    assert rows[0] == rows[1] == ["glm-5.2", "colibri", "0.92", "100.7", "54%", "5.88", "24%", "65%"]
 
 
 def test_a_long_wait_for_the_first_token_is_marked(trilane: Trilane) -> None:

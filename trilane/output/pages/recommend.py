@@ -106,7 +106,7 @@ def _memories(tuned: Tuned) -> list[str]:
     if memory.one_memory:
         only = f"{gpu}{disk or _full(memory.gpu_share)}"
         return ["-", only] if tuned.cpu_only else [only, "-"]
-    return [gpu, f"{host}{disk or _full(memory.host_share)}"]
+    return [f"{gpu}{_full(memory.gpu_share)}", f"{host}{disk or _full(memory.host_share)}"]
 
 
 def _full(share: float | None) -> str:
