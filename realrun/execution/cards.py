@@ -7,11 +7,25 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
+from realrun.errors import RefusedError
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.machine.lanes import Completion
 from sim.runs.cards import LayerBlock, rows_of_card
+from sim.runs.prepare import Prepared
 from sim.runs.spans import Row
+
+
+def check_divided(prepared: Prepared) -> None:
+    """Raises RefusedError for a run of several GPUs that is simulated only."""
+    scenario = prepared.scenario
+    refused = (
+        (scenario.split_mode == "expert", "GPUs that compute a layer together: expected split_mode layer"),
+        (scenario.host_expert_gb is not None, "GPUs above a disk: leave out one of both (gpus, host_expert_gb)"),
+    )
+    for holds, what in refused:
+        if holds and prepared.gpus > 1:
+            raise RefusedError(f"several GPUs are simulated, not run, as {what}")
 
 
 class Boundary:

@@ -19,14 +19,6 @@ def host_bytes_of_run(prepared: Prepared) -> int | None:
     return host_bytes_of(prepared.scenario, prepared.shape)
 
 
-def check_disk_of_one_gpu(prepared: Prepared) -> None:
-    """Raises RefusedError for a run of several GPUs whose host holds a part of the experts."""
-    if prepared.gpus > 1 and prepared.scenario.host_expert_gb is not None:
-        raise RefusedError(
-            "several GPUs above a disk are simulated, not run: leave out one of both (gpus, host_expert_gb)"
-        )
-
-
 @contextmanager
 def file_for(folder: Path | None, prepared: Prepared, slabs: Iterable[Slab]) -> Iterator[ExpertFile | None]:
     """A file of a run's experts in ``folder`` for the block, where its host holds a part of them; else None.

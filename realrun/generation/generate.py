@@ -15,11 +15,11 @@ from policies.protocols import Needs
 from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
-from realrun.execution.cards import rows_of, running
+from realrun.execution.cards import check_divided, rows_of, running
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.expert_file import ExpertFile
-from realrun.experts.file_of_run import check_disk_of_one_gpu, file_for, held_experts
+from realrun.experts.file_of_run import file_for, held_experts
 from realrun.experts.store import GpuSlots, check_one_width, slots_needed
 from realrun.generation.divided_model import division_of, on_devices
 from realrun.generation.generated_trace import GeneratedTrace, blank_trace
@@ -148,7 +148,7 @@ def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: in
     scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
     sequences = range(len(request.prompts))
     prepared = prepare(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
-    check_disk_of_one_gpu(prepared)
+    check_divided(prepared)
     if prepared.gpus > 1 and prepared.needs.forecasts and request.trace is not None:
         raise RefusedError(
             f"policy {scenario.policy!r} on {prepared.gpus} GPUs: expected no trace to write, since no forecasts are "

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
+from realrun.execution.cards import check_divided
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.expert_file import ExpertFile, HeldExperts
 from realrun.experts.ffn import ExpertShape
-from realrun.experts.file_of_run import check_disk_of_one_gpu, file_for, held_experts, host_bytes_of_run
+from realrun.experts.file_of_run import file_for, held_experts, host_bytes_of_run
 from realrun.experts.store import GpuSlots, random_slabs, random_store, slots_needed
 from realrun.machine import LaneKind
 from realrun.machine.host_memory import check_host_memory
@@ -156,7 +157,7 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
             "draft_ns to null, for drafts that cost nothing"
         )
     for run in prepared:
-        check_disk_of_one_gpu(run)
+        check_divided(run)
     return ReplayRoom(
         batch=max(run.scenario.batch for run in prepared),
         context=max(run.tokens_per_sequence for run in prepared),

@@ -184,7 +184,7 @@ def test_forecasts_across_gpus_are_in_no_file(tmp_path: Path, inline_lanes: Host
 
 
 def test_gpus_that_share_a_disk(inline_lanes: HostLanes) -> None:
-    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not run"):
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs above a disk"):
         generate_hosted(hosted("mini-moe"), of_mini_moe("on-demand", host_expert_gb=0.003, disk="nvme-4x4"),
                         inline_lanes)
 
@@ -199,3 +199,8 @@ def test_hidden_states_of_another_form(inline_lanes: HostLanes, monkeypatch: pyt
             generate_hosted(model, on_cards(request("on-demand", 4)), inline_lanes)
     finally:
         handle.remove()
+
+
+def test_gpus_that_compute_a_layer_together(inline_lanes: HostLanes) -> None:
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs that compute a layer together"):
+        generate_hosted(hosted("mini-moe"), of_mini_moe("on-demand", split_mode="expert"), inline_lanes)

@@ -234,5 +234,10 @@ def test_more_gpus_than_cuda_devices_are_refused() -> None:
 
 
 def test_gpus_that_share_a_disk_are_refused() -> None:
-    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not run"):
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs above a disk"):
         room_for([setting("on-demand", 2, host_expert_gb=1.0)])
+
+
+def test_gpus_that_compute_a_layer_together_are_refused() -> None:
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs that compute a layer together"):
+        room_for([setting("on-demand", 2, split_mode="expert")])
