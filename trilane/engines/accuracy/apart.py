@@ -1,5 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
-programs read with readers of their own.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, those that
+programs read with readers of their own, and vLLM.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """
@@ -24,7 +24,7 @@ from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.rows import StreamedRow, streamed_rows
 
-SEVERAL_GPUS, ON_DISK = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv"))
+SEVERAL_GPUS, ON_DISK, VLLM = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv"))
 WITHIN = 1.5  # times too fast or too slow
 
 
@@ -67,7 +67,7 @@ def apart_lines() -> tuple[ApartLine, ...]:
     """A line for each kind of rows and each kind of speed, with the engines as shipped. Raises RowsError."""
     kinds: dict[str, Sequence[MeasuredRow]] = {
         "several GPUs": read_rows(SEVERAL_GPUS), "experts on a disk": read_rows(ON_DISK),
-        "own readers": streamed_rows(),
+        "own readers": streamed_rows(), "vLLM": [row for row in read_rows(VLLM) if row.scored],
     }
     return tuple(line for group, rows in kinds.items() for line in _lines(group, rows))
 
