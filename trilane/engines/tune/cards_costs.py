@@ -25,12 +25,12 @@ def step_parts(speed: EngineSpeed, threads: int) -> Floats:
 
 
 def prompt_parts(speed: EngineSpeed, engine: FittedEngine, threads: int) -> Floats:
-    """The same of a prompt, with an engine that may read its file in another way."""
+    """The parts of a prompt's time likewise, with an engine that may read its file in another way."""
     asked, tokens = (speed.shape, speed.hardware, engine), speed.question.prompt_tokens
     return _parts(lambda one: prompt_on_cards(*asked, replace(one, threads=threads), tokens), speed.splitter.splits)
 
 
 def _parts(costs: Callable[[StaticSplit], Divided], splits: Sequence[StaticSplit]) -> Floats:
-    """``costs``: of any split of a mode, whose times all others of it have, too."""
+    """Rows for each part. ``costs``: those of any split of a mode, which its others share."""
     of_mode = {mode: costs(one) for mode, one in {split.mode: split for split in splits}.items()}
     return np.array([of_mode[split.mode].parts(split.cpu_layers, split.by_card or ()) for split in splits]).T
