@@ -16,6 +16,7 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.engines.layer_split import LayerSplit
 from trilane.engines.question import FitError, Question, check_setting, engine_of
+from trilane.engines.refusals import missing
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from trilane.engines.tensor_split import CardWork, PartTime, Shares, Sums, TensorSplit, busiest_share, shares_in_units
@@ -223,3 +224,11 @@ def test_unequal_cards_have_parts_by_their_bandwidth_or_memory() -> None:
     """An RTX 3090 reads 2.6 times as fast as a 3060 and has twice its memory, less what is kept free."""
     found = {split.by_card for split in speed_of(gpu="rtx-3090+rtx-3060", sm="tensor").splitter.splits}
     assert found == {(1, 1), (72, 28), (68, 32)}
+
+
+@pytest.mark.parametrize("named", [{"sm": "graph"}, {"ts": (40, 22)}])
+def test_a_refusal_of_a_named_division_tells_ways_that_help(named: dict[str, Any]) -> None:
+    """The CPU alone is tried among others, and has no division."""
+    found = missing(Question("deepseek-v3", gpu="2x-rtx-3090", engine="ik_llama.cpp", **{**HOST, **named}))
+    assert found.short
+    assert [way.options for way in found.ways or ()] != []
