@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.costs.software import SplitMode
-from sim.machine.assembly import NO_GPU, assembled_name
+from sim.machine.assembly import NO_GPU, assembled_name, sized_name
 from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
@@ -160,7 +160,7 @@ class Question:
     def hardware(self) -> str:
         """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
-            return self.machine
+            return sized_name(self.machine, self.ram_gb)
         if self.gpu and len(cards_in(self.gpu)) > 1:
             others = {"cpu": self.cpu, "cores": self.cores, "channels": self.channels, "sockets": self.sockets}
             return machine_name(self.gpu, self.ram, self.pcie, **others)

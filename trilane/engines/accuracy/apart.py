@@ -43,9 +43,10 @@ def _on_disk(row: MeasuredRow) -> Speeds:
     for name in ("gpu_experts", "repacked", "kv_bits", "copies", "numa", "prompt_depth_tokens", "ts"):
         if getattr(row, name):
             raise RowsError(f"row {row.id}: {name}: expected nothing in rows with a disk, got {getattr(row, name)}")
+    layers = None if load_machine(row.machine).cpu_only else row.cpu_layers
     question = Question(
         row.model, machine=row.machine, ram_gb=row.ram_gb, weights=row.weights or None, engine=row.engine,
-        threads=row.threads, n_cpu_moe=row.cpu_layers, ubatch=row.piece_tokens, disk=row.disk,
+        threads=row.threads, n_cpu_moe=layers, ubatch=row.piece_tokens, disk=row.disk,
         prompt_tokens=max(row.depth_tokens, row.prompt_tokens or 0, 1), generated=row.generated_tokens,
     )
     speed = EngineSpeed.asked(question, question.model_shape, question.load_machine())
