@@ -1,5 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
-programs read with readers of their own.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, those that
+programs read with readers of their own, and vLLM.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """
@@ -24,7 +24,7 @@ from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.rows import StreamedRow, streamed_rows
 
-SEVERAL_GPUS, ON_DISK = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv"))
+SEVERAL_GPUS, ON_DISK, VLLM = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv"))
 WITHIN = 1.5  # times too fast or too slow
 
 
@@ -43,9 +43,10 @@ def _on_disk(row: MeasuredRow) -> Speeds:
     for name in ("gpu_experts", "repacked", "kv_bits", "copies", "numa", "prompt_depth_tokens", "ts"):
         if getattr(row, name):
             raise RowsError(f"row {row.id}: {name}: expected nothing in rows with a disk, got {getattr(row, name)}")
+    layers = None if load_machine(row.machine).cpu_only else row.cpu_layers
     question = Question(
         row.model, machine=row.machine, ram_gb=row.ram_gb, weights=row.weights or None, engine=row.engine,
-        threads=row.threads, n_cpu_moe=row.cpu_layers, ubatch=row.piece_tokens, disk=row.disk,
+        threads=row.threads, n_cpu_moe=layers, ubatch=row.piece_tokens, disk=row.disk,
         prompt_tokens=max(row.depth_tokens, row.prompt_tokens or 0, 1), generated=row.generated_tokens,
     )
     speed = EngineSpeed.asked(question, question.model_shape, question.load_machine())
@@ -67,7 +68,7 @@ def apart_lines() -> tuple[ApartLine, ...]:
     """A line for each kind of rows and each kind of speed, with the engines as shipped. Raises RowsError."""
     kinds: dict[str, Sequence[MeasuredRow]] = {
         "several GPUs": read_rows(SEVERAL_GPUS), "experts on a disk": read_rows(ON_DISK),
-        "own readers": streamed_rows(),
+        "own readers": streamed_rows(), "vLLM": [row for row in read_rows(VLLM) if row.scored],
     }
     return tuple(line for group, rows in kinds.items() for line in _lines(group, rows))
 
