@@ -101,7 +101,8 @@ def _vllm(question: Question, shape: ModelShape, split: StaticSplit, cards: int)
     offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts // cards  # of each card
     return [
         f"vllm serve {_title(shape.name)}", *([f"--tensor-parallel-size {cards}"] if cards > 1 else []),
-        *(["--enable-expert-parallel"] if cards > 1 and expert_parallel(shape, cards) else []), f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
+        *(["--enable-expert-parallel"] if cards > 1 and expert_parallel(shape, cards) else []),
+        f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
         f"--max-num-batched-tokens {split.piece_tokens}", f"--gpu-memory-utilization {UTILIZATION}",
         *([f"--cpu-offload-gb {-(-offloaded // GIB)} --cpu-offload-params experts"] if offloaded else []),
     ]

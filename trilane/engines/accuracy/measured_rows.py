@@ -24,6 +24,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
 from trilane.engines.layer_split import blocks_of
+from trilane.engines.parallel import together
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
@@ -161,9 +162,10 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
             raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
     hardware = machine_of(row.machine)
     by_card, layers = _by_card(row), blocks_of(shape) + 1
-    if len(by_card or (layers,)) != len(hardware.cards) or sum(by_card or (layers,)) != layers:
-        raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
+    apart = len(by_card or (layers,)) != len(hardware.cards) and not together(engine, hardware)
+    if apart or sum(by_card or (layers,)) != layers:
+        raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     return predict_on(row, hardware, engine)
 
 
