@@ -47,7 +47,7 @@ class ParallelSplitter(Splitter):
 
 @dataclass(frozen=True)
 class ParallelVllmSplitter(ParallelSplitter, VllmSplitter):
-    """The same in vLLM, of whose cards a share is its own."""
+    """Splits in vLLM, of whose cards a share is its own."""
 
     def _kept_free(self, number: int) -> int:
         return round((1 - UTILIZATION) * self.hardware.cards[number].gpu.memory_bytes) + PROGRAM_BYTES

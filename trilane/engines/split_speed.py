@@ -355,9 +355,8 @@ class PieceCosts:
         steps = [costs.step(tokens, (end,)) for end in ends]
         last = [costs.step(1, (end,)) for end in ends] if measured else steps  # of the last layer
         others: float = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
-        own: tuple[float, float] = (
-            sum(layers * step.attention_ns for step in steps), others + sum(step.mixture_ns for step in last)
-        )
+        attention = sum(layers * step.attention_ns for step in steps)
+        own: tuple[float, float] = attention, others + sum(step.mixture_ns for step in last)
         if together(engine, hardware):
             own = CardsStep.on(shape, hardware, engine, ExpertWork.of(shape, tokens), tokens, [(end,) for end in ends])
         return cls(

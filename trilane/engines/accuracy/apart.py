@@ -26,7 +26,7 @@ from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.rows import StreamedRow, streamed_rows
 
 SEVERAL_GPUS, ON_DISK, VLLM, PARALLEL = (
-    BUNDLED.with_name(f"{name}.csv") for name in ("several_gpus", "on_disk", "vllm", "parallel")
+    BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv", "parallel.csv")
 )
 WITHIN = 1.5  # times too fast or too slow
 

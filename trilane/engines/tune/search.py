@@ -222,8 +222,7 @@ class Placing:
         sizes = sorted(self.space.piece_tokens)
 
         def place(number: int) -> float:
-            known = self._place(sizes[number])
-            return inf if known is None else known
+            return inf if (known := self._place(sizes[number])) is None else known
 
         number = len(sizes) - 1
         while number >= 0:
