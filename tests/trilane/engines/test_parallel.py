@@ -110,7 +110,7 @@ def test_tune_answers() -> None:
 
 def test_ts_is_refused() -> None:
     question = Question("qwen3-30b-a3b", gpu="2x-rtx-3090", ram=HOST, engine="vllm", ts=(25, 24))
-    with pytest.raises(FitError, match="ts: vllm divides every layer over all GPUs alike"):
+    with pytest.raises(FitError, match="ts, sm: vllm divides every layer over all GPUs alike"):
         check_setting(question, VLLM, question.load_machine())
     assert takes_cards(VLLM)
     assert takes_cards(load_fitted("ktransformers"))
