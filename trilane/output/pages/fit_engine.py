@@ -178,7 +178,7 @@ def disk_text(disk_bytes: int) -> str:
 
 
 # Of ``trilane.engines.accuracy.apart``, whose rows take too long to ask for an answer
-ON_SEVERAL = "14% in the median of 4 machines with several GPUs (20 speeds), those of AMD up to 36%"
+ON_SEVERAL = "11% in the median of 7 machines with several GPUs (30 speeds), those of AMD up to 35%"
 ON_DISK = (
     "12 speeds of one machine with experts on a disk were predicted 31% too fast in the median, those of another four "
     "times or more"
