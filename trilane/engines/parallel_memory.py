@@ -26,7 +26,7 @@ class ParallelSplitter(Splitter):
             CardMemory(
                 card.gpu.name, blocks_of(self.shape), card.gpu.memory_bytes, -(-one.every_token_bytes // count),
                 round(one.kv_bytes * kv_share), one.compute_bytes, self._kept_free(number),
-                -(-one.experts_bytes // count),
+                -(-one.experts_bytes // count), part=1 / count,
             )
             for number, card in enumerate(self.hardware.cards)
         )
