@@ -121,7 +121,7 @@ class Workbench:
             memory=speed.splitter.memory(split),
             table=speed.table,
             tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-            decode_ms=time_parts(speed.decode, cpu_only),
+            decode_ms=time_parts(speed.decode, cpu_only, split.mode),
             ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
             prompt_ms=time_parts(speed.prompt, cpu_only),
             answer_ms=speed.answer_ns / _NS_PER_MS,
