@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trilane.common.units import GB
 from trilane.engines.streamed.speed import StreamedSpeed
 from trilane.engines.streamed.tune import StreamedTuning, command_of
@@ -30,6 +32,25 @@ def streamed_tune_page(found: StreamedTuning) -> list[Part]:
         heading(f"{best.shape.name} in {best.engine.title}"), "",
         Command(command_of(best)), "", pairs(facts.items()), "",
         heading("Other settings"), _others(found),
+    ]
+
+
+def readers_part(found: Sequence[StreamedTuning]) -> list[Part]:
+    """Table for the pages of other engines; nothing where no such program runs."""
+    if not found:
+        return []
+    columns = ("\nmodel", "\nprogram", "tokens\n/s", "GB in\nmemory", "\nhits", "GB read\na token", "median\nerror",
+               "within\nx1.5")
+    rows = [
+        [one.best.shape.name, one.name, _speed(one.best), f"{one.best.slots_bytes / GB:.1f}",
+         percent(one.best.hit_rate), f"{one.best.disk_bytes / GB:.2f}", *map(percent, ERRORS[one.name][2:])]
+        for one in found
+    ]
+    return [
+        "", heading("programs that read experts from the disk by themselves, in formats of their own"),
+        table(columns, rows, (0, 1)), "",
+        "a command line: trilane tune MODEL --engine PROGRAM --disk ...; times to the first token are not known; "
+        "errors are those of each program's measured speeds",
     ]
 
 
