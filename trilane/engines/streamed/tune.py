@@ -74,10 +74,10 @@ def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hard
         raise FitError(f"engine {name}: expected its own format, threads and context, and one sequence, got {options}")
     if engine.like is None:
         return
-    check_engine(load_fitted(engine.like), engine.shape(question.model), hardware)
     if engine.on_cpu != hardware.cpu_only:
         where = "with --gpu none, whose CPU computes" if engine.on_cpu else "with a GPU"
         raise FitError(f"engine {name}: expected a machine {where}, got {hardware.name}")
+    check_engine(load_fitted(engine.like), engine.shape(question.model), hardware)
     if hardware.gpu.kind not in ("unified", "cpu"):
         raise FitError(f"engine {name}: expected a machine whose GPU shares the host's memory, the only ones with "
                        f"measured rows, got {hardware.name}")
