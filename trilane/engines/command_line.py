@@ -17,7 +17,7 @@ from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
-from trilane.engines.layer_split import ByCard
+from trilane.engines.parallel import expert_parallel
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
 from trilane.engines.vllm_memory import UTILIZATION
@@ -34,7 +34,7 @@ def command_words(
     if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
     if engine.dialect == "vllm-serve":
-        return _vllm(question, shape, split)
+        return _vllm(question, shape, split, len(hardware.cards))
     return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)
 
 
@@ -48,7 +48,7 @@ def _llama_cpp(
 ) -> list[str]:
     layers, early = cpu_layers_of(shape, split.cpu_layers), dialect in _OF_2025
     arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
-    arguments += _over_cards(split.by_card) if split.by_card else []
+    arguments += _over_cards(split) if split.by_card else []
     named = early or (split.by_card is not None and dialect == "ik")
     arguments += [_on_cpu(layers) if named else f"--n-cpu-moe {layers}"] if layers else []
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
@@ -60,9 +60,10 @@ def _llama_cpp(
     return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
 
 
-def _over_cards(by_card: ByCard) -> list[str]:
-    """Blocks of each card; on the first alone, the others are not used."""
-    return [f"-sm layer -ts {','.join(map(str, by_card))}"] if any(by_card[1:]) else ["-sm none -mg 0"]
+def _over_cards(split: StaticSplit) -> list[str]:
+    """Blocks or proportions of each card; on the first alone, the others are not used."""
+    by_card = split.by_card or ()
+    return [f"-sm {split.mode} -ts {','.join(map(str, by_card))}"] if any(by_card[1:]) else ["-sm none -mg 0"]
 
 
 def _pieces(ubatch: int) -> list[str]:
@@ -91,14 +92,17 @@ def _ktransformers(question: Question, shape: ModelShape, split: StaticSplit, ha
         f"--kt-method {method}", f"--kt-cpuinfer {question.threads or hardware.cpu.cores}",
         f"--kt-threadpool-count {question.sockets or 1}",
         f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}",
+        *([f"--tensor-parallel-size {len(hardware.cards)}"] if hardware.further else []),
         f"--context-length {question.tokens}", f"--chunked-prefill-size {split.piece_tokens}",
     ]
 
 
-def _vllm(question: Question, shape: ModelShape, split: StaticSplit) -> list[str]:
-    offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts
+def _vllm(question: Question, shape: ModelShape, split: StaticSplit, cards: int) -> list[str]:
+    offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts // cards  # of each card
     return [
-        f"vllm serve {_title(shape.name)}", f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
+        f"vllm serve {_title(shape.name)}", *([f"--tensor-parallel-size {cards}"] if cards > 1 else []),
+        *(["--enable-expert-parallel"] if cards > 1 and expert_parallel(shape, cards) else []),
+        f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
         f"--max-num-batched-tokens {split.piece_tokens}", f"--gpu-memory-utilization {UTILIZATION}",
         *([f"--cpu-offload-gb {-(-offloaded // GIB)} --cpu-offload-params experts"] if offloaded else []),
     ]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from sim.costs.engine import engine_names, load_fitted
 from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
+from trilane.engines.card_memory import CardMemory
 from trilane.engines.disk import hidden_from_gbps
 from trilane.engines.memory import SplitMemory
+from trilane.engines.parallel import takes_cards
 from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.shortage import Way
 from trilane.engines.speed import EngineAnswer, EngineGain
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
-    "disk": "waiting for the disk",
+    "disk": "waiting for the disk", "sums": "sums over the cards",
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
@@ -176,10 +178,14 @@ def disk_text(disk_bytes: int) -> str:
 
 
 # Of ``trilane.engines.accuracy.apart``, whose rows take too long to ask for an answer
-ON_SEVERAL = "14% in the median of 4 machines with several GPUs (20 speeds), those of AMD up to 36%"
+ON_SEVERAL = "11% in the median of 7 machines with several GPUs (30 speeds), those of AMD up to 35%"
 ON_DISK = (
     "19 speeds of 5 machines with experts on a disk were predicted 36% off in the median, 84% of them within a factor "
     "of 1.5, most of them too fast"
+)
+CARDS_TOGETHER = (
+    "33% in the median of 5 machines whose cards work together (8 speeds of vLLM), a third to a half too slow without "
+    "NVLink or peer access"
 )
 WITH_VLLM = (
     "31% in the median of 4 machines with vLLM (12 speeds), most too fast: 5 to 14% on such of 2026, 24% to twice with "
@@ -206,7 +212,10 @@ def _error(answer: EngineAnswer, question: Question) -> str:
 
 def apart_text(engine: str, memory: SplitMemory) -> str | None:
     """Errors of an answer to which rows of their own are like; None: of any other."""
-    if engine in engine_names() and load_fitted(engine).by_name:
+    bundled = load_fitted(engine) if engine in engine_names() else None
+    if bundled and memory.cards and takes_cards(bundled):
+        return CARDS_TOGETHER
+    if bundled and bundled.by_name:
         return WITH_VLLM
     return ON_SEVERAL if memory.cards_alone else None
 
@@ -278,10 +287,16 @@ def _experts(answer: EngineAnswer) -> str:
 def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
     """Row on the layers and the memory of each of several cards."""
     texts = [
-        f"{card.name}: {f'{card.blocks} layers, ' if card.blocks else 'unused, '}{in_gb(sum(card.parts.values()))} of "
-        f"{in_gb_and_gib(card.gpu_bytes)}" for card in memory.cards
+        f"{card.name}: {_on_card(card)}, {in_gb(sum(card.parts.values()))} of {in_gb_and_gib(card.gpu_bytes)}"
+        for card in memory.cards
     ]
     return [("GPUs, GB", "; ".join(texts))] if texts else []
+
+
+def _on_card(card: CardMemory) -> str:
+    if card.part:
+        return f"{percent(card.part)} of each layer"
+    return f"{card.blocks} layers" if card.blocks else "unused"
 
 
 def _memory(answer: EngineAnswer) -> str:
