@@ -17,7 +17,7 @@ from trilane.common.units import GB
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, with_weights
 from trilane.engines.strata import MODEL
-from trilane.engines.strata.predictions import ENGINE, usual_share
+from trilane.engines.strata.predicted import ENGINE, usual_share
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import STRATA_WEIGHTS, USUAL_KV_BITS
 from trilane.engines.strata.settings import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trilane.engines.strata.predictions import QUANTITIES, Predicted, Predictions, grouped
+from trilane.engines.strata.predicted import QUANTITIES, Predicted
+from trilane.engines.strata.predictions import Predictions, grouped
 from trilane.engines.strata.sweeps import Sweep
 from trilane.output.pages.output import Part, heading, legend, table
 

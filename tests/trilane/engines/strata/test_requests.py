@@ -12,7 +12,8 @@ from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from trilane.engines.strata.engine_log import read_log, write_requests
 from trilane.engines.strata.machines import machine_of
-from trilane.engines.strata.predictions import QUANTITIES, predictions
+from trilane.engines.strata.predicted import QUANTITIES
+from trilane.engines.strata.predictions import predictions
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import RequestsError, StrataRequest, WindowCounts, read_requests
 from trilane.engines.strata.window import WindowCosts
