@@ -8,11 +8,12 @@ from functools import cached_property
 from itertools import pairwise
 
 from trilane.common.units import GIB
-from trilane.engines.strata.machines import machine_of
+from trilane.engines.strata.machines import machines_of
 from trilane.engines.strata.predicted import QUANTITIES, USUAL_DRAFTS, Predicted, usual_share
 from trilane.engines.strata.requests import StrataRequest
-from trilane.engines.strata.split import SplitWindow, Stage, auto_layers, card_slots, split_time, stages_of
+from trilane.engines.strata.split import Stage, auto_layers, card_slots, split_time, stages_of
 from trilane.engines.strata.split_prompt import split_prompt_ms
+from trilane.engines.strata.window import WindowTime
 
 PINNED_ON_WINDOWS = 8 * GIB  # of the experts, with several contexts (docs/MULTI_GPU.md)
 _FIRST_LAYERS = re.compile(r"layer split (\d+(?:,\d+)*)")
@@ -43,9 +44,7 @@ class PredictedOnCards(Predicted):
     def stages(self) -> tuple[Stage, ...]:
         """The cards, with the row's split and slots, or those that ``auto`` chooses."""
         request, shape = self.request, self.request.shape
-        titles = request.gpu.split(" + ") if " + " in request.gpu else [request.gpu] * request.n_gpus
-        memory = None if len({*titles}) > 1 else request.gpu_vram_gb
-        machines = [machine_of(replace(request, gpu=title, gpu_vram_gb=memory)) for title in titles]
+        machines = machines_of(request)
         context = request.context or request.context_tokens
         room = card_slots(shape, machines, context, request.kv_tokens)
         ends = [0, *_first_layers(request), shape.moe_layers]
@@ -60,6 +59,8 @@ class PredictedOnCards(Predicted):
         stated, size = self.request.cache_slots, self.request.cache_gib
         if stated is None:
             return room
+        if stated >= self.request.shape.moe_layers * self.request.shape.experts:
+            return (stated,) * len(room)
         of_first = size is not None and size * GIB < self.costs.hardware.gpu.memory_bytes
         whole = room[0] if of_first else sum(room)
         return tuple(round(stated * slots / max(whole, 1)) for slots in room)
@@ -75,7 +76,7 @@ class PredictedOnCards(Predicted):
         return [pinned * (usual_share(stage.costs) if own is None else own) for stage in self.stages]
 
     @cached_property
-    def split(self) -> SplitWindow:
+    def split(self) -> WindowTime:
         """A window with predicted hits; rows are those of the log, or usual ones."""
         known = self.request.counts
         drafts, rows = (USUAL_DRAFTS, 1 + USUAL_DRAFTS) if known is None else (known.drafts, known.rows)

@@ -19,8 +19,11 @@ from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, WindowTime, window_time
 
 MOST_HELPERS = 3  # --expert-cache-device1..3
-LAUNCHES = 3  # by the host in each layer and helper: quantisation, grouped call, sum; an estimate
-_RESERVE, _PEER_RESERVE = 512 * MIB, 600 * MIB  # docs/SECOND_GPU.md: STRATA_REMOTE_RESERVE_MIB, --peer-reserve-mib
+# By the host in each layer and helper: copies of rows and plan, quantisation, three kernels of a grouped call, results
+# (src/core/peer_experts.cpp, launch). CUDA alone: velox PR 6096.
+LAUNCHES, LAUNCH_NS = 7, 2500.0
+_COPIES = 2  # to a helper, one behind the other: its rows and its plan
+_RESERVE = 512 * MIB  # STRATA_REMOTE_RESERVE_MIB (docs/SECOND_GPU.md)
 _BYTES = 4  # of an element that crosses
 
 
@@ -46,9 +49,8 @@ class Helped:
 
 def helper_slots(shape: ModelShape, helper: Hardware) -> int:
     """Experts for which a helper has room, which holds nothing else."""
-    reserve = _RESERVE if helper.peer is None else _PEER_RESERVE
     pairs = shape.moe_layers * shape.experts
-    return max(int((helper.gpu.memory_bytes - reserve) * pairs / shape.routed_bytes), 0)
+    return max(int((helper.gpu.memory_bytes - _RESERVE) * pairs / shape.routed_bytes), 0)
 
 
 def helped_slots(shape: ModelShape, first: int, helpers: Sequence[Hardware]) -> tuple[int, ...]:
@@ -80,17 +82,14 @@ def helpers_ns(helped: Helped, rows: float, entries: float) -> float:
     each = [
         exchange_ns(costs, helper, rows)
         + float(replace(costs, hardware=helper).call_ns(entries * distinct * slots / held, 1 / distinct))
-        for helper, slots in zip(helped.helpers, helped.slots[1:], strict=True)
+        for helper, slots in zip(helped.helpers, helped.slots[1:], strict=True) if slots
     ]
-    return len(each) * LAUNCHES * costs.hardware.host.launch_ns + max(each)
+    return len(each) * LAUNCHES * LAUNCH_NS + max(each)
 
 
 def exchange_ns(costs: WindowCosts, helper: Hardware, rows: float) -> float:
-    """The rows to a helper and their sums back: over a link between the cards, or the host's memory, where each side
-    sees a flag."""
-    size = rows * costs.shape.hidden * _BYTES
-    if helper.peer is not None:
-        return 2 * (helper.peer.latency_ns + size / helper.peer.bytes_per_s * 1e9)
-    link = helper.link
-    latency_ns = link.h2d_latency_ns + link.d2h_latency_ns + costs.work.handshake_ns.value
+    """The rows to a helper and their sums back, by way of the host's memory, also where the cards have a link: a layer
+    goes on when the host has seen that they are there."""
+    size, link = rows * costs.shape.hidden * _BYTES, helper.link
+    latency_ns = _COPIES * link.h2d_latency_ns + link.d2h_latency_ns + costs.work.handshake_ns.value
     return latency_ns + size / link.h2d_bytes_per_s * 1e9 + size / link.d2h_bytes_per_s * 1e9

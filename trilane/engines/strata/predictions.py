@@ -13,7 +13,7 @@ from sim.costs.window_costs import MOST_ROWS
 from sim.machine.plausibility import HardwareError
 from trilane.common.errors import TrilaneError
 from trilane.engines.strata.card_predictions import PredictedOnCards, cards_refused
-from trilane.engines.strata.machines import machine_of
+from trilane.engines.strata.machines import machines_of
 from trilane.engines.strata.predicted import ENGINE, QUANTITIES, Predicted
 from trilane.engines.strata.requests import StrataRequest
 from trilane.engines.strata.window import WindowCosts
@@ -45,7 +45,7 @@ def predictions(requests: Iterable[StrataRequest]) -> Predictions:
     asked, left_out = list[Predicted](), dict[str, str]()
     for request in requests:
         try:
-            hardware = machine_of(request)
+            hardware, *_ = machines_of(request)
             if reason := _refused(request) or ("memory of GPU and host is one" if hardware.one_memory else ""):
                 left_out[request.id] = reason
                 continue

@@ -7,9 +7,8 @@ of a window's rows cross the host's pinned memory once between two cards; the la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import NamedTuple
 
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
@@ -43,30 +42,22 @@ class Stage:
         return WindowCounts(rows, drafts, hits, entries - hits, 0.0)
 
 
-class SplitWindow(NamedTuple):
-    """The time of a window: a part of each card, and the ways between them. Swapped experts come to all at once."""
-
-    parts: tuple[WindowTime, ...]
-    hand_over_ns: float
-
-    @property
-    def total_ns(self) -> float:
-        swaps = [part.swaps_ns for part in self.parts]
-        return sum(part.total_ns for part in self.parts) - sum(swaps) + max(swaps) + self.hand_over_ns
-
-
 def split_time(
     stages: Sequence[Stage], rows: float, drafts: float, context: int, shares: Sequence[float], *,
     same_text: bool = False,
-) -> SplitWindow:
-    """A window of so many rows; ``shares``: of each card's misses, over its own link."""
+) -> WindowTime:
+    """A window of so many rows; ``shares``: of each card's misses, over its own link. Swapped experts come to all cards
+    at once."""
     parts = []
     for stage, share in zip(stages, shares, strict=True):
         counts = stage.counts(rows, drafts, same_text=same_text)
         swaps = swapped(stage.held_share, rows) * stage.layers / stage.costs.shape.moe_layers
         final = stage is stages[-1]
         parts.append(window_time(stage.costs, counts, context, share, swaps, layers=stage.layers, final=final))
-    return SplitWindow(tuple(parts), sum(hand_over_ns(a.costs, b.costs, rows) for a, b in pairwise(stages)))
+    sums = {name: sum(getattr(part, name) for part in parts) for name in vars(parts[0])}
+    sums["swaps_ns"] = max(part.swaps_ns for part in parts)
+    sums["hand_over_ns"] = sum(hand_over_ns(giver.costs, taker.costs, rows) for giver, taker in pairwise(stages))
+    return WindowTime(**sums)
 
 
 def hand_over_ns(giver: WindowCosts, taker: WindowCosts, rows: float) -> float:
@@ -95,8 +86,8 @@ def card_slots(shape: ModelShape, cards: Sequence[Hardware], context: int, kv_to
 def ranges(layers: int, slots: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Numbers of layers of each card, as ``auto`` tries them."""
     if len(slots) > MOST_TRIED:
-        ends = [round(layers * sum(slots[:number]) / max(sum(slots), 1)) for number in range(len(slots) + 1)]
-        yield tuple(after - before for before, after in pairwise(ends))
+        shares = [round(layers * sum(slots[:number]) / max(sum(slots), 1)) for number in range(len(slots) + 1)]
+        yield tuple(after - before for before, after in pairwise(shares))
         return
     for ends in combinations(range(1, layers), len(slots) - 1):
         yield tuple(after - before for before, after in pairwise((0, *ends, layers)))
@@ -107,7 +98,8 @@ def best_range(
 ) -> tuple[int, ...]:
     """The layers of each card with the least sum of ``value(card, layers)``; of equal ones, whose fullest card has the
     most room."""
-    known = [[(value(card, number), fullest(card, number)) for number in range(layers + 1)] for card in range(len(slots))]
+    numbers, cards = range(layers + 1), range(len(slots))
+    known = [[(value(card, number), fullest(card, number)) for number in numbers] for card in cards]
 
     def cost(split: tuple[int, ...]) -> tuple[float, float]:
         each = [known[card][number] for card, number in enumerate(split)]
@@ -133,8 +125,3 @@ def stages_of(costs: Sequence[WindowCosts], layers: Sequence[int], slots: Sequen
         Stage(one, number, min(room, number * one.shape.experts))
         for one, number, room in zip(costs, layers, slots, strict=True)
     )
-
-
-def card_costs(costs: WindowCosts, hardware: Hardware) -> tuple[WindowCosts, ...]:
-    """Costs on each card of a machine."""
-    return tuple(replace(costs, hardware=card) for card in hardware.cards)

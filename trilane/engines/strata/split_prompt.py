@@ -20,13 +20,12 @@ def split_prompt_ms(stages: Sequence[Stage], tokens: int, before: int, shares: S
     caches = [stage.slots * stage.costs.expert_bytes for stage in stages]
     piece = min(piece_of(stage.costs, size, tokens) for stage, size in zip(stages, caches, strict=True))
     lent = [borrowed_bytes(stage.costs, size, piece) for stage, size in zip(stages, caches, strict=True)]
+    lending, end = list(zip(stages, lent, strict=True)), before + tokens
     times = [
-        [_piece_ns(stage, size, first, min(piece, before + tokens - first)) for stage, size in zip(stages, lent, strict=True)]
-        for first in range(before, before + tokens, piece)
+        [_piece_ns(stage, size, first, min(piece, end - first)) for stage, size in lending]
+        for first in range(before, end, piece)
     ]
-    refill_ns = max(
-        size / stage.costs.hardware.link.h2d_bytes_per_s * 1e9 for stage, size in zip(stages, lent, strict=True)
-    )
+    refill_ns = max(size / stage.costs.hardware.link.h2d_bytes_per_s * 1e9 for stage, size in lending)
     return (pipelined_ns(times) + piece * costs.work.prompt_token_ns.value + refill_ns) / 1e6
 
 

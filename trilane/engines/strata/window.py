@@ -52,6 +52,7 @@ class WindowTime:
     drafts_ns: float
     swaps_ns: float  # until experts that were swapped after an earlier window are there
     host_ns: float  # commit, table of n-grams
+    hand_over_ns: float = 0.0  # from one card to the next
 
     @property
     def total_ns(self) -> float:

@@ -17,6 +17,7 @@ _MEANINGS = {
     "hits given": "the log's hits and reads over the link; the times alone are predicted",
     "hits predicted": "by the slots of the cache; the share over the link is the row's, its log's, or by the rule",
     "decode tokens/s": "rows that state no windows: a window has 2.1 drafts, of which 0.7 are accepted",
+    "several GPUs": "a range of layers each; hits and drafts as where none are stated",
     "median, p90": "of the errors without their signs; bias: median with their signs, above 0 is predicted too slow",
     "null": "GPU part + microseconds x entries on the CPU, both fitted to the machine's own rows",
 }
