@@ -211,6 +211,7 @@ class Needs:
     forecast_phases: tuple[Phase, ...] = ("prefill", "decode")  # steps in which forecasts are made
     future: bool = False
     calibration: bool = False
+    calibrated_tokens: bool = False  # the calibration token by token: ``Calibration.decode_ids``
     uniform_sizes: bool = False
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False

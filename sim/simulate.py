@@ -12,6 +12,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
 from sim.timeline.cards import CardsTimeline
 from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.peers import PeersTimeline
 from sim.timeline.timeline import Timeline
 from trilane.common.gc_paused import gc_paused
 
@@ -48,7 +49,10 @@ def _played(prepared: Prepared, *given: Session) -> tuple[list[Row], RoutingErro
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     sessions = given or prepared.sessions_of(Session)
     if prepared.gpus > 1:
-        blocks, costs = [card.block for card in prepared.cards], [card.costs for card in prepared.cards]
+        costs, shares = ([getattr(card, name) for card in prepared.cards] for name in ("costs", "share"))
+        if prepared.scenario.split_mode == "expert":
+            return PeersTimeline(sessions, shares, costs, prepared.demand, token_bytes).spans(), None
+        blocks = [card.block for card in prepared.cards]
         return CardsTimeline(sessions, blocks, costs, prepared.demand, token_bytes).run(), None
     [session] = sessions
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None

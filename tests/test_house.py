@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 MOST_LINES_OF_A_FILE = 400
-MOST_LINES_OF_SIM = 9_500  # 9,250 before KV on the host, swaps that steps wait for, GPUs that share a disk
+MOST_LINES_OF_SIM = 10_100  # 9,500 before GPUs that compute a layer together
 ENGINES = frozenset(path.stem for path in (ROOT / "sim" / "costs" / "engines").glob("*.yaml"))
 MATCHING = ("startswith", "endswith", "removesuffix", "removeprefix", "match", "search", "fullmatch", "sub", "get")
 ELLIPTIC = re.compile(r"(Of|What(?! if )|Whether|Where|Those|The same)\b")

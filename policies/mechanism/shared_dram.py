@@ -10,6 +10,20 @@ from __future__ import annotations
 from policies.mechanism.views import ExpertCosts
 
 
+def rate_of_copies(costs: ExpertCosts, others: ExpertCosts) -> int:
+    """Rate in permille of a copy next to one over another GPU's link, of which ``others`` are the costs.
+
+    The DRAM gives both copies together what it gives a CPU expert and a copy together, in equal shares of their rates;
+    where those two do not slow each other down, copies do not either.
+    """
+    cpu_permille, copy_permille, read_ns = costs.cpu_permille, costs.copy_permille, costs.cpu_ns[1]
+    if cpu_permille == copy_permille == 1000:
+        return 1000
+    drawn = cpu_permille * costs.copy_ns + copy_permille * read_ns  # permille of 1 / (copy_ns x read_ns)
+    asked = read_ns * (costs.copy_ns + others.copy_ns)
+    return min(drawn * others.copy_ns // asked, 1000)
+
+
 def rates_together(costs: ExpertCosts, cpu_ns: int, read_ns: int) -> tuple[int, int]:
     """Rates in permille of CPU work and of copies while both run, for CPU work that takes ``cpu_ns`` alone.
 

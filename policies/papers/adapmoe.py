@@ -22,7 +22,9 @@ from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count
 
 _MOST_UNITS = 1 << 17  # of memory: more than any model of equal experts has slots
-NEEDS = Needs(forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
+NEEDS = Needs(
+    forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, calibrated_tokens=True, gpu_only=True
+)
 
 
 class WeakExpertsRouter(TrueRouter):

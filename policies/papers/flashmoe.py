@@ -126,7 +126,7 @@ class FlashMoe(Policy):
     the target for each pair of inputs, counted in the calibration's decode steps; and the window.
     """
 
-    needs = Needs(calibration=True, gpu_only=True)
+    needs = Needs(calibration=True, calibrated_tokens=True, gpu_only=True)
 
     window: Count = 32
     demand_slots: Count = 2

@@ -145,6 +145,8 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
+    if any(run.gpus > 1 and run.scenario.split_mode == "expert" for run in prepared):
+        raise RefusedError("replay: GPUs that compute a layer together are simulated, not measured: split_mode layer")
     if any(run.gpus > 1 and run.scenario.host_expert_gb is not None for run in prepared):
         raise RefusedError("replay: several GPUs above a disk are simulated, not measured: leave out one of both")
     return ReplayRoom(

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
+from sim.costs import software
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.costs.software import Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.costs.window_work import WindowWork
@@ -38,7 +39,7 @@ CopiedExperts = Literal["used", "all"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
-Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata"]  # of command lines
+Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata", "vllm-serve"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
 Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
@@ -74,6 +75,7 @@ class GpuWork(NamedTuple):
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
+    products_16_bit: Sourced[bool] | None = None  # shares of products are then of the 16-bit rate
     vendor_layers: Mapping[str, Sourced[Factor]] | None = None  # fixed times over those that ``layer_ns`` gives
 
 
@@ -114,8 +116,7 @@ class PromptWork(NamedTuple):
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
-    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
-    # order of rows
+    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in its own order
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 
@@ -226,16 +227,17 @@ class FittedEngine(_Engine):
 
     Its traits say what else differs between programs and their builds: the ``program`` whose published errors it
     shares, on whichever ``back_end`` (None: the one that its vendor's cards usually have); a build is ``superseded_by``
-    another. ``dialect``: of its command line; ``options``: what that takes in addition. ``copies_at_once``: what comes
-    to the GPU of a layer's experts on the host, for a prompt. ``cache_costs``: an engine that waits for the host's
-    routing as this one does with a cache of experts. ``fit``: the measured speeds to which ``tools/fit_engines.py``
-    fitted the numbers whose source says from which value.
+    another; one ``by_name`` answers where it is named alone. ``dialect``: of its command line; ``options``: what that
+    takes in addition. ``copies_at_once``: what comes to the GPU of a layer's experts on the host, for a prompt.
+    ``cache_costs``: an engine that waits for the host's routing as this one does with a cache of experts. ``fit``: the
+    measured speeds to which ``tools/fit_engines.py`` fitted the numbers whose source says from which value.
     """
 
     spread: ClassVar[Mapping[str, NumberRange]] = {}  # it is one program
     calibrated: ClassVar[tuple[Calibrated, ...]] = ()  # no single times set its numbers
     program: str = ""
     superseded_by: Name | None = None
+    by_name: bool = False
     back_end: BackEnd | None = None
     dialect: Dialect = "llama"
     options: tuple[Option, ...] = ()
@@ -247,6 +249,7 @@ class FittedEngine(_Engine):
     cpu: CpuWork
     prompt: PromptWork
     cards: CardsWork | None = None  # None: it takes one GPU
+    split_modes: tuple[software.SplitMode, ...] = ("layer",)  # of several
     window: WindowWork | None = None  # None: a step computes one token of each sequence
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
@@ -273,7 +276,7 @@ class FittedEngine(_Engine):
     @property
     def needs_gpu(self) -> bool:
         """True if its numbers are for machines with a GPU only."""
-        return self.splits == "experts" or self.back_end is not None
+        return self.splits == "experts" or self.back_end is not None or self.dialect == "vllm-serve"
 
     def with_expert_cache(self) -> FittedEngine:
         """Return the engine with the costs of layers whose experts come from a cache. Raises EngineError."""
@@ -282,14 +285,13 @@ class FittedEngine(_Engine):
 
     def copying_from(self, copies: Copies | None) -> FittedEngine:
         """Return the engine with the host memory from which it copies experts; None: its own."""
-        if copies is None:
-            return self
-        return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
+        own = self.prompt.copies
+        return replace(self, prompt=self.prompt._replace(copies=own._replace(value=copies or own.value)))
 
     @property
     def maps_files(self) -> bool:
         """True if weights on the host are pages of a file that is mapped, which need not be in memory."""
-        return self.dialect != "sglang"
+        return self.dialect not in ("sglang", "vllm-serve")
 
     @property
     def cpu_in_turn(self) -> bool:

@@ -42,14 +42,8 @@ _COPIES_POWER = 3  # estimate: how sharply copies saturate
 
 
 def fitted_costs(
-    shape: ModelShape,
-    hardware: Hardware,
-    engine: FittedEngine,
-    max_tokens: int,
-    *,
-    threads: int | None = None,
-    repacked: bool = False,
-    numa: NumaMode | None = None,
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, max_tokens: int, *, threads: int | None = None,
+    repacked: bool = False, numa: NumaMode | None = None,
 ) -> CostTable:
     """The cost table for workloads 0..``max_tokens``. ``threads``: None is one a fast core. ``repacked``,
     ``numa``: see ``CpuProcessor``."""

@@ -159,8 +159,7 @@ class GpuProcessor(Processor):
         return read_ns + (rows - 1) * min(row_ns, read_ns)
 
     def cache_bits(self, kind: Cached, bits: float) -> float:
-        work = self.work
-        return work.cache_bits[kind].value * (work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
+        return self.work.cache_bits[kind].value * (self.work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
 
     def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
@@ -187,7 +186,8 @@ class GpuProcessor(Processor):
 
     def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
         share *= self._factor(self.work.vendor_product_share) / _mean_cycles(codings, self.work.coded_products)
-        return flops / (self._stated_ops_per_s * self.gpu.flops_fraction * share) * 1e9
+        ops_per_s = self.gpu.flops_per_s if self.work.products_16_bit else self._stated_ops_per_s
+        return flops / (ops_per_s * self.gpu.flops_fraction * share) * 1e9
 
     def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
         """The card's vendor's, 1 where none is stated."""

@@ -4,7 +4,7 @@ several GPUs (``trilane.engines.layer_split``), and of attention on the CPU (``s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from sim.costs.kernel_costs import Copies
 from sim.machine.sourced import Sourced
@@ -15,6 +15,7 @@ Bits = Annotated[float, above(0), at_most(64)]
 Factor = Annotated[float, above(0), at_most(1000)]
 Ns = Annotated[float, between(0, 1e12)]
 Rate = Annotated[float, above(0), at_most(1e18)]
+SplitMode = Literal["layer", "row", "tensor", "graph"]  # of -sm
 
 
 class NumberRange(NamedTuple):
@@ -60,6 +61,17 @@ class Software(NamedTuple):
     serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
 
 
+class SumsWork(NamedTuple):
+    """Sums of all cards' results, in a ring of 2 (cards - 1) steps."""
+
+    step_ns: Sourced[Ns]  # of each step through the host's memory, whatever the size
+    host_bytes_per_s: Sourced[Rate]  # of kernels that read the host's memory, in addition to both slots
+    step_bytes: Sourced[Annotated[int, between(1, 4)]]  # of an element, of one row a sequence
+    prompt_bytes: Sourced[Annotated[int, between(1, 4)]]  # of more rows
+    shared: Sourced[bool]  # whether shared experts have a sum of their own
+    copied: Sourced[bool]  # whether prompts copy the host's experts to the first card; else the CPU computes them
+
+
 class CardsWork(NamedTuple):
     """Several GPUs, each with a range of layers. ``copies``: of a prompt's inputs; with more than one its pieces follow
     one another through the cards, if these have all experts."""
@@ -68,6 +80,9 @@ class CardsWork(NamedTuple):
     copies: Sourced[Annotated[int, between(1, 64)]]
     turn_share: Mapping[str, Sourced[Share]]  # of a card's speed that it has in turns, while it decodes, by vendor
     launches_ns: Sourced[Ns] | None = None  # of a layer, in addition: with copies, its kernels are started one by one
+    gather_ns: Sourced[Ns] | None = None  # of rows: a product's input to the other cards, and its results back
+    row_starts_ns: Sourced[Ns] | None = None  # of rows: of a layer, whose kernels are started one by one
+    sums: SumsWork | None = None  # of tensors: of what the cards have computed
 
 
 class CpuAttention(NamedTuple):

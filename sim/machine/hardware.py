@@ -50,6 +50,12 @@ class Hardware(Devices):
         """The machine with each of its GPUs alone."""
         return (replace(self, further=()), *self.further) if self.further else (self,)
 
+    def link_from(self, first: Hardware) -> PeerLink | None:
+        """The link to its GPU from that of ``first``, where GPUs are linked: at the lower rate of both slots."""
+        if self.peer is None or self.peer.own_lane:
+            return self.peer
+        return self.peer._replace(bytes_per_s=min(first.link.d2h_bytes_per_s, self.link.h2d_bytes_per_s))
+
     def on_cards(self, change: Callable[[Hardware], Hardware]) -> Hardware:
         """The machine with a change of it with each of its GPUs."""
         return replace(change(self), further=tuple(map(change, self.further)))

@@ -20,6 +20,9 @@ the end of a layer's gate. With n of its N experts on the GPU,
 - the launches take t_sync + n experts (the first with its extra time) + combine, and the lead of the next layer's own
   launch, or the head's, follows.
 
+Where D GPUs compute a layer together, the n experts take at least a D-th of their GPU times, at those of the quickest,
+after a first launch (those of another GPU need not wait for shared), and each crossing at least no time.
+
 The latest of these is when the next attention, or the head, starts at the earliest. The end of the next gate, or of the
 head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
 two is what is added up. Contention and waiting only add to it.
@@ -76,22 +79,23 @@ class LowerBounds:
     ``answer_tokens``: see ``sim.runs.sampling``. The bound holds for any steps that follow each other, whatever came
     before: so for those that stand for themselves and for the others, and for the same mean of both as TPOT.
     ``host_bytes``: of the host's memory for experts, above a disk; None: it has room for all of them. ``links``: to
-    GPUs, which carry copies at the same time.
+    GPUs, which carry copies at the same time; ``together``: so many of them compute a layer at the same time.
     """
 
     def __init__(
         self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None,
-        host_bytes: int | None = None, links: int = 1,
+        host_bytes: int | None = None, links: int = 1, together: int = 1,
     ) -> None:
         prefill = [step for step in demand if step.phase == "prefill"]
         decode = [step for step in demand if step.phase == "decode"]
         made = [step.generated for step in decode]
         self._answer = answer_tokens or sum(made)
         weights = weights_of([step.index for step in decode], self._answer, made)
-        self._prefill = [_BoundedSteps(prefill, costs, host_bytes, links)] if prefill else []
+        given = costs, host_bytes, links, together
+        self._prefill = [_BoundedSteps(prefill, *given)] if prefill else []
         alone = sum(step.index < weights.late_step for step in decode)
         parts = ((decode[:alone], 1), (decode[alone:], weights.later))
-        self._decode = [(_BoundedSteps(steps, costs, host_bytes, links), weight) for steps, weight in parts if steps]
+        self._decode = [(_BoundedSteps(steps, *given), weight) for steps, weight in parts if steps]
         self._known: dict[int, LowerBound] = {}
 
     def at(self, capacity_bytes: int) -> LowerBound:
@@ -108,9 +112,11 @@ class LowerBounds:
 class _BoundedSteps:
     """Bound of a run of consecutive steps."""
 
-    def __init__(self, steps: Sequence[StepDemand], costs: CostTable, host_bytes: int | None, links: int) -> None:
+    def __init__(
+        self, steps: Sequence[StepDemand], costs: CostTable, host_bytes: int | None, links: int, together: int
+    ) -> None:
         self._steps, self._costs, self._host_bytes, self._links = steps, costs, host_bytes, links
-        self._least_chain_ns = _chain_ns(steps, costs)
+        self._least_chain_ns = _chain_ns(steps, costs, together)
 
     def least_ns(self, capacity_bytes: int) -> int:
         """Least duration of the steps in ns, with ``capacity_bytes`` of GPU memory for experts."""
@@ -126,7 +132,7 @@ class _BoundedSteps:
 # --- chain ------------------------------------------------------------------------------------------------------------
 
 
-def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
+def _chain_ns(steps: Sequence[StepDemand], costs: CostTable, together: int) -> int:
     known: dict[tuple[int, tuple[int, ...], StepCosts, int], list[_Split]] = {}  # most layers repeat a workload
     total = 0
     for step in steps:
@@ -138,7 +144,7 @@ def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
             after = gated if layer < len(costs.experts) else headed
             key = (id(expert_costs), routing.tokens, alike, after.launch_ns)
             if key not in known:
-                known[key] = _splits(expert_costs, routing.tokens, alike, costs, after.launch_ns)
+                known[key] = _splits(expert_costs, routing.tokens, alike, costs, after.launch_ns, together)
             splits = known[key]
             total += min([max(start + after.gpu_ns, launched + after.launched_ns) for start, launched in splits])
     return total
@@ -187,16 +193,20 @@ def _drafted(demand: StepDemand, costs: CostTable) -> tuple[int, int]:
 
 
 def _splits(
-    expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int
+    expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int,
+    together: int,
 ) -> list[_Split]:
-    """Least times of a layer with 0, 1, 2, ... of its experts on the GPU."""
+    """Least times of a layer with 0, 1, 2, ... of its experts on the GPU, or on all that work together."""
     gpu_ns, cpu_ns = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
+    part_ns = [ns // together for ns in gpu_ns]
     synced_ns = step.routing_ns + costs.sync_ns
     on_link = costs.result_path == "h2d"
     launch_ns, first_ns = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
-    gpu_from_ns = max(step.shared_ns, synced_ns + costs.lead_of(first_ns)) + expert.first_gpu_ns
+    gpu_from_ns = synced_ns + costs.lead_of(first_ns) + expert.first_gpu_ns
+    if together == 1:
+        gpu_from_ns = max(gpu_from_ns, step.shared_ns + expert.first_gpu_ns)
     cpu_from_ns = synced_ns + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
-    split_ns = _fractional_split(gpu_ns, cpu_ns, gpu_from_ns, cpu_from_ns)
+    split_ns = _fractional_split(part_ns, cpu_ns, gpu_from_ns, cpu_from_ns)
     gpu_sums_ns, cpu_sums_ns = _prefix_sums(gpu_ns), _prefix_sums(cpu_ns)
     splits = []
     for n, gpu_sum_ns in enumerate(gpu_sums_ns):
@@ -205,7 +215,8 @@ def _splits(
         if n:
             launched_ns += first_ns + (n - 1) * launch_ns
             last_ns = costs.lead_of(launch_ns) - launch_ns + gpu_sums_ns[1] if n > 1 else 0
-            done_ns = max(gpu_from_ns + gpu_sum_ns, launched_ns + max(last_ns, costs.tail_of(gpu_sums_ns[1])))
+            all_ns = gpu_from_ns + gpu_sum_ns // together
+            done_ns = max(done_ns, all_ns, launched_ns + max(last_ns, costs.tail_of(gpu_sums_ns[1])))
         if on_cpu:
             done_ns = max(done_ns, cpu_from_ns + cpu_sums_ns[on_cpu], split_ns if n else 0)
         combine_ns = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)

@@ -1,8 +1,8 @@
-"""Several GPUs, each with a block of layers: its costs, its slots, and a session of its own.
+"""Several GPUs, each with a block of layers, or with experts of all: its costs, its slots, and a session of its own.
 
-Attention, KV cache and all else outside the experts lie where their layers do; the dense layers and the LM head run on
-the first GPU and on the last. A policy runs once for each GPU and sees the layers of that GPU alone, so nothing is
-prefetched across a boundary.
+With layers, attention, KV cache and all else outside the experts lie where their layers do; the dense layers and the LM
+head run on the first GPU and on the last. A policy runs once for each GPU and sees the layers of that GPU alone, so
+nothing is prefetched across a boundary. With experts (``sim.runs.expert_shares``), the first GPU has all else.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from policies.calibration import Calibration
 from policies.mechanism.views import INFINITE_NS
-from policies.protocols import Composition
+from policies.protocols import Composition, Needs
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.machine.hardware import Hardware
 from sim.machine.peers import PeerLink
 from sim.runs.demand import StepDemand
+from sim.runs.expert_shares import ExpertShare, calibration_of_share, counts_of, dealt, demand_of_share
 from sim.runs.memory import BudgetError, MemoryPlan
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.spans import Row
@@ -47,11 +50,60 @@ def rows_of_card(rows: Iterable[Row], number: int, first: int) -> Iterator[Row]:
 
 
 class Card(NamedTuple):
-    """One of the GPUs: the machine with it alone, its layers, and their costs."""
+    """One of the GPUs: the machine with it alone, its layers, and their costs. ``share``: its experts; None: all."""
 
     hardware: Hardware
     block: LayerBlock
     costs: CostTable
+    share: ExpertShare | None = None
+
+    def experts_of(self, shape: ModelShape) -> int:
+        """Number of its experts in each of its layers."""
+        return shape.experts if self.share is None else self.share.experts
+
+    def demand_of(self, demand: Sequence[StepDemand]) -> list[StepDemand]:
+        """The steps with what it has of the model alone."""
+        return demand_of_block(demand, self.block) if self.share is None else demand_of_share(demand, self.share)
+
+    def part_of(self, calibration: Calibration) -> Calibration:
+        """Counts of a calibration for what it has of the model."""
+        if self.share is None:
+            return calibration_of_block(calibration, self.block)
+        return calibration_of_share(calibration, self.share)
+
+
+def cards_with_layers(
+    scenario: Scenario, shape: ModelShape, machines: Sequence[Hardware], costs: Sequence[CostTable]
+) -> list[Card]:
+    """Each GPU with its layers. ``costs``: of the whole model on each. Raises ScenarioError."""
+    room = [machine.gpu.memory_bytes - machine.gpu.reserve_bytes for machine in machines]
+    blocks = blocks_of(scenario, shape.moe_layers, room)
+    tables = map(costs_of_block, costs, blocks, (machine.peer for machine in machines))
+    return list(map(Card, machines, blocks, tables))
+
+
+def cards_with_experts(
+    scenario: Scenario, shape: ModelShape, machines: Sequence[Hardware], costs: Sequence[CostTable], whole: MemoryPlan,
+    calibration: Calibration | None,
+) -> list[Card]:
+    """Each GPU with its experts, in the proportions of the scenario, or of the memory that it has for experts.
+    ``whole``: see ``memory_of_card``. Raises ScenarioError, or BudgetError."""
+    rooms = [_room(whole, number, machine) for number, machine in enumerate(machines)]
+    if min(rooms) < 0:
+        raise BudgetError(f"GPU {rooms.index(min(rooms))} lacks {-min(rooms) / GB:.2f} GB before any expert is cached")
+    if shape.experts < len(machines):
+        raise ScenarioError(f"gpus {len(machines)}: expected at most {shape.experts}, the experts of a layer")
+    if scenario.expert_owners == "heat" and calibration is None:
+        raise ScenarioError("expert_owners heat: expected a calibration, whose most used experts are dealt out first")
+    heat = np.zeros((shape.moe_layers, shape.experts))
+    if scenario.expert_owners == "heat" and calibration is not None:
+        heat = calibration.popularity
+    counts = counts_of(shape.experts, scenario.layer_split or [room + 1 for room in rooms])
+    shares, block = dealt(counts, np.argsort(-heat, axis=1, kind="stable")), LayerBlock(0, shape.moe_layers)
+    return [
+        Card(machine, block, replace(table, peer=machine.link_from(machines[0])), share)
+        for machine, table, share in zip(machines, costs, shares, strict=True)
+    ]
 
 
 def check_gpus(scenario: Scenario, hardware: Hardware) -> None:
@@ -92,28 +144,50 @@ def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> 
             raise ScenarioError(f"several GPUs are not simulated with {what}")
 
 
-def memory_of_card(whole: MemoryPlan, card: Card, shape: ModelShape, share: float | None) -> MemoryPlan:
-    """The memory of a GPU, from ``whole``: that of all together without any cached expert.
+def check_shares(scenario: Scenario, costs: CostTable, needs: Needs) -> None:
+    """Raise ScenarioError for what is not simulated where GPUs compute a layer together."""
+    in_turn = costs.serial or costs.serial_copies or costs.kernel_copies or costs.permille_before_barrier is not None
+    refused = (
+        (needs.tokens or needs.calibrated_tokens, f"policy {scenario.policy!r}, which looks at single tokens"),
+        (scenario.host_expert_gb is not None, "a disk: expected host_expert_gb null"),
+        (in_turn, f"engine {scenario.engine!r}, which does a layer's work in turns: expected pytorch or graphs"),
+        (min(costs.gpu_permille, costs.gpu_with_cpu_permille, costs.cpu_with_gpu_permille) < 1000,
+         f"{scenario.hardware}, whose GPU shares memory or cores with the CPU"),
+    )
+    for holds, what in refused:
+        if holds:
+            raise ScenarioError(f"split_mode expert is not simulated with {what}; split_mode layer is")
 
-    ``share``: of the block's experts, for which there are slots; None: as many as have room. Raises BudgetError.
+
+def memory_of_card(whole: MemoryPlan, number: int, card: Card, shape: ModelShape, share: float | None) -> MemoryPlan:
+    """The memory of GPU ``number``, from ``whole``: that of all together without any cached expert.
+
+    ``share``: of the GPU's experts, for which there are slots; None: as many as have room. Raises BudgetError.
     """
     block, gpu = card.block, card.hardware.gpu
     whole = replace(whole, gpu_memory_bytes=gpu.memory_bytes, reserve_bytes=gpu.reserve_bytes)
-    part = block.layers / shape.moe_layers
+    part, name = block.layers / shape.moe_layers, f"the GPU of layers {block.first} to {block.end - 1}"
+    if card.share is not None:
+        part, name = float(number == 0), f"GPU {number}"
     non_expert, kv = round(whole.non_expert_bytes * part), round(whole.kv_bytes * part)
     room = whole.gpu_memory_bytes - whole.reserve_bytes - non_expert - kv - whole.staging_bytes
-    routed = sum(shape.expert_bytes_by_layer[block.first : block.end]) * shape.experts
-    experts = block.layers * shape.experts
+    routed = sum(shape.expert_bytes_by_layer[block.first : block.end]) * card.experts_of(shape)
+    experts = block.layers * card.experts_of(shape)
     if room < 0:
-        raise BudgetError(f"the GPU of layers {block.first} to {block.end - 1} lacks {-room / GB:.2f} GB")
+        raise BudgetError(f"{name} lacks {-room / GB:.2f} GB")
     slots = min(room, routed) * experts // routed if share is None else int(share * experts + 0.5)
     cache = min(room, routed) if share is None else -(-routed * slots // experts)
     if cache > room:
         raise BudgetError(
-            f"the GPU of layers {block.first} to {block.end - 1}: a cached share of {share:g} takes "
-            f"{cache / GB:.2f} GB, but {room / GB:.2f} GB are free"
+            f"{name}: a cached share of {share:g} takes {cache / GB:.2f} GB, but {room / GB:.2f} GB are free"
         )
     return replace(whole, non_expert_bytes=non_expert, kv_bytes=kv, cache_bytes=cache, slots=slots)
+
+
+def _room(whole: MemoryPlan, number: int, machine: Hardware) -> int:
+    """Memory for experts of GPU ``number``, the first of which has all else."""
+    room = machine.gpu.memory_bytes - machine.gpu.reserve_bytes - whole.staging_bytes
+    return room - (0 if number else whole.non_expert_bytes + whole.kv_bytes)
 
 
 def sum_of(plans: Sequence[MemoryPlan]) -> MemoryPlan:

@@ -17,7 +17,7 @@ from policies.ablation import without
 from policies.calibration import Calibration
 from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts, PolicyError
+from policies.mechanism.views import ExpertCosts
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.user_errors import told_with_line
@@ -31,17 +31,19 @@ from sim.runs.calibration import calibration_name, check_calibration, load_calib
 from sim.runs.cards import (
     Card,
     LayerBlock,
-    blocks_of,
-    calibration_of_block,
+    cards_with_experts,
+    cards_with_layers,
     check_cards,
     check_gpus,
+    check_shares,
     costs_of_block,
-    demand_of_block,
     least_costs,
     memory_of_card,
     sum_of,
 )
+from sim.runs.checks import check_needs, check_topology
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
+from sim.runs.expert_shares import least_experts
 from sim.runs.host_memory import check_keeping, costs_with_reads, filled, host_bytes_of, host_tier, shares_of
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
@@ -50,14 +52,13 @@ from sim.runs.vocabulary import FROM_EXPERTS
 from traces.batches import StepRows
 from traces.forecasts import NoisyForecasts
 from traces.library import load_trace
-from traces.models.catalogue import load_model, model_names
-from traces.models.names import parted
+from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
 # All that lower bounds depend on: routing, steps, repeats of the prompt, costs, answer tokens, host memory, GPUs
-_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int]
+_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int, int]
 
 
 @dataclass(frozen=True)
@@ -179,20 +180,21 @@ class Prepared:
     def _session_of_card(self, kind: Callable[..., S], card: Card, memory: MemoryPlan, host: HostShare | None) -> S:
         block, whole = card.block, self._calibration
         costs = (card.costs if self.planner is None else costs_of_block(self.planner, block)).for_planner().experts
-        calibration = None if whole is None else calibration_of_block(whole, block)
+        calibration = None if whole is None else card.part_of(whole)
         popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
         sizes = self.shape.expert_bytes_by_layer[block.first : block.end]
-        budget = Budget(self.shape.experts, tuple(sizes), memory.cache_bytes, popularity)
+        budget = Budget(card.experts_of(self.shape), tuple(sizes), memory.cache_bytes, popularity)
         with told_with_line(self.scenario.policy):
-            return kind(self._composed(block, costs, calibration), budget, costs, host)
+            return kind(self._composed(card, costs, calibration), budget, costs, host)
 
     @cached_property
     def cards(self) -> list[Card]:
-        """Each GPU with its layers."""
-        room = [machine.gpu.memory_bytes - machine.gpu.reserve_bytes for machine in self._machines]
-        blocks = blocks_of(self.scenario, self.shape.moe_layers, room)
-        tables = map(costs_of_block, self._card_costs, blocks, (machine.peer for machine in self._machines))
-        return list(map(Card, self._machines, blocks, tables))
+        """Each GPU with its layers, or its experts."""
+        scenario, shape, machines = self.scenario, self.shape, self._machines
+        if self.gpus > 1 and scenario.split_mode == "expert":
+            whole = self._planned_memory(0.0)
+            return cards_with_experts(scenario, shape, machines, self._card_costs, whole, self._calibration)
+        return cards_with_layers(scenario, shape, machines, self._card_costs)
 
     @property
     def _machines(self) -> Sequence[Hardware]:
@@ -217,24 +219,26 @@ class Prepared:
         if self.gpus == 1:
             return [self._planned_memory(self.scenario.cached_share)]
         check_cards(self.scenario, self.hardware, self.composition)
+        if self.scenario.split_mode == "expert":
+            check_shares(self.scenario, self.costs, self.composition.needs)
         whole, share = self._planned_memory(0.0), self.scenario.cached_share
-        return [memory_of_card(whole, card, self.shape, share) for card in self.cards]
+        return [memory_of_card(whole, number, card, self.shape, share) for number, card in enumerate(self.cards)]
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
         if self.given is not None:
             return self.given
-        return self._composed(LayerBlock(0, self.shape.moe_layers), self._planned.experts, self._calibration)
+        whole = Card(self.hardware, LayerBlock(0, self.shape.moe_layers), self.costs)
+        return self._composed(whole, self._planned.experts, self._calibration)
 
-    def _composed(
-        self, block: LayerBlock, costs: Sequence[ExpertCosts], calibration: Calibration | None
-    ) -> Composition:
-        """The policy for layers of the model, with these costs and counts of theirs."""
+    def _composed(self, card: Card, costs: Sequence[ExpertCosts], calibration: Calibration | None) -> Composition:
+        """The policy for what a GPU has of the model, with these costs and counts of it."""
         scenario, shape, clairvoyant = self.scenario, self.shape, system(self.scenario.policy).needs.future
+        experts = card.experts_of(shape)
         context = BuildContext(
-            model=shape.name, layers=block.layers, experts=shape.experts, top_k=shape.top_k, batch=scenario.batch,
-            seed=scenario.seed, costs=costs, calibration=calibration, norm_topk=shape.norm_topk,
-            future=future_of(demand_of_block(self._demand(Needs()), block)) if clairvoyant else None,
+            model=shape.name, layers=card.block.layers, experts=experts, top_k=min(shape.top_k, experts),
+            batch=scenario.batch, seed=scenario.seed, costs=costs, calibration=calibration, norm_topk=shape.norm_topk,
+            future=future_of(card.demand_of(self._demand(Needs()))) if clairvoyant else None,
         )
         return without(compose(scenario.policy, scenario.parameters, context=context), self.off)
 
@@ -290,8 +294,11 @@ class Prepared:
     def lower_bounds(self) -> LowerBounds:
         """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
         host_bytes = host_bytes_of(self.scenario, self.shape)
-        costs = self.costs if self.gpus == 1 else least_costs(self._card_costs, [card.block for card in self.cards])
-        asked = costs, self.answer_tokens, host_bytes, self.gpus
+        together = self.gpus if self.scenario.split_mode == "expert" else 1
+        costs = least_experts(self._card_costs) if together > 1 else (
+            self.costs if self.gpus == 1 else least_costs(self._card_costs, [card.block for card in self.cards])
+        )
+        asked = costs, self.answer_tokens, host_bytes, self.gpus, together
         if self.given_demand is not None:
             return LowerBounds(self.demand, *asked)
         key = (self.trace, self.steps, self._played_repeats, *asked)
@@ -363,38 +370,3 @@ def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tok
     draft_ns = costs.draft.ns if scenario.draft_ns is None and scenario.draft_layers else scenario.draft_ns
     draft = DraftWork(scenario.draft_layers, shape.top_k, draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return costs_with_reads(scenario, hardware, shape, replace(costs, draft=draft))
-
-
-def check_needs(policy: str, needs: Needs, scenario: Scenario, shape: ModelShape) -> None:
-    """Check a policy's needs against batch and model (against the trace: ``demand_of``).
-
-    Raises PolicyError or ScenarioError.
-    """
-    batch, sizes = scenario.batch, set(shape.expert_bytes)
-    if needs.changes_routing and not needs.tokens:
-        raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
-    if needs.max_batch is not None and batch > needs.max_batch:
-        raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
-    if scenario.draft_tokens and any(kind == "token" for kind, _ in needs.forecasts):
-        raise ScenarioError(
-            f"policy {policy!r} needs forecasts of the next tokens, of which a step with drafts computes several: "
-            f"expected draft_tokens 0, got {scenario.draft_tokens}; set it to 0, or choose a policy without "
-            f"such forecasts"
-        )
-    if needs.uniform_sizes and len(sizes) > 1:
-        raise ScenarioError(
-            f"policy {policy!r} needs experts of one size, those of {shape.name!r} have {len(sizes)} sizes"
-        )
-
-
-def check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
-    """Check that the model has the topology of the trace's. Raises ScenarioError."""
-    for name in ("moe_layers", "experts", "top_k"):
-        if getattr(traced, name) != getattr(shape, name):
-            own = parted(shape.name)._replace(weights=None)
-            raise ScenarioError(
-                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
-                f"has {getattr(shape, name)}: give it routing of its own (`--set trace=synthetic:{own}`), or "
-                f"choose a model of the same topology "
-                f"(`--set model={traced.name if traced.name in model_names() else 'null'}`; null: the trace's own)"
-            )

@@ -202,7 +202,7 @@ def bounds_of(prepared: Prepared) -> dict[str, float]:
     disk_s = read_seconds(prepared.scenario, shape, prepared.costs, share)
     null_s = sum(
         null_model(shape, card.hardware, read, share, needs.gpu_only, disk_s) * (card.block.layers / shape.moe_layers)
-        for card in prepared.cards
+        for card in (prepared.cards if prepared.cards[0].share is None else prepared.cards[:1])
     )
     values["null_model_tpot_ms"] = null_s * 1e3
     return values

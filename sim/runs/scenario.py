@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from policies.mechanism.host_keeping import Keeping
 from sim.costs.engine import PLAIN
@@ -15,6 +15,8 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_least, at_most, between
 from trilane.common.schema import check, from_dict, to_dict
 from trilane.common.yaml_files import read_yaml
+
+Owners: TypeAlias = Literal["striped", "heat"]
 
 
 class ScenarioError(TrilaneError):
@@ -29,8 +31,10 @@ class Scenario:
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
     kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_keeping``). ``gpus``: so
-    many of the machine's; None: as many as ``hardware`` names. Each has a block of layers, in the proportions of
-    ``layer_split``, or of the memory that is not kept free (``sim.runs.cards``). ``None`` lengths mean "as recorded".
+    many of the machine's; None: as many as ``hardware`` names. Each has a block of layers or, with ``split_mode``
+    "expert", experts of every layer, of which the first computes all else: dealt out by number or, by ``expert_owners``
+    "heat", the most used first. ``layer_split``: their proportions; None: those of free memory (``sim.runs.cards``).
+    ``None`` lengths mean "as recorded".
     ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic forecasts, which replace those that a policy needs
     and the trace lacks (default: that of the trace's header, if it has one). ``engine``: the software, by name or file
     (``sim.costs.engine``), of which ``engine_overrides`` replaces numbers by dotted key. ``sampled_steps`` and
@@ -56,6 +60,8 @@ class Scenario:
     host_keeps: Keeping = "experts"
     disk: Name | float | None = None  # None: the machine's own, if it has one
     gpus: Annotated[int, between(1, MOST_GPUS)] | None = None
+    split_mode: Literal["layer", "expert"] = "layer"
+    expert_owners: Owners = "striped"
     layer_split: Annotated[tuple[Annotated[float, above(0), at_most(1e6)], ...], NOT_EMPTY] | None = None  # by memory
     batch: Count = 1
     prompt_tokens: Count | None = None

@@ -4,10 +4,11 @@ The rule. Every idle gap of the gpu lane (of all of them, where layers are on se
 *waiter*) or with the end of the run, and is charged to what the waiter waited for last, read off its ``ready_ns``:
 
 - attention, gate, shared, speculate: ``host`` (their launch);
-- expert: ``h2d`` if the copy of this expert ended at its ``ready_ns``, else ``host`` (its launch came later);
+- expert: ``h2d`` if the copy of this expert, or a hand-over to its GPU, ended at its ``ready_ns``, else ``host`` (its
+  launch came later);
 - combine: if the CPU's part (the ``result`` copy where results queue on the link, else the last CPU expert), or a copy
-  for the layer, came at its ``ready_ns``, the gap up to the end of the last CPU expert is ``cpu`` and the rest ``h2d``;
-  else ``host``;
+  or a hand-over for the layer, came at its ``ready_ns``, the gap up to the end of the last CPU expert is ``cpu`` and
+  the rest ``h2d``; else ``host``;
 - the time after the last gpu span: ``host``.
 
 Of what is charged to a copy or to the CPU, the part before the end of the read from the disk that it had to wait for is
@@ -116,11 +117,13 @@ def _edges(c: Columns, cells: Cells, waiter: Columns, begin: Ints, end: Ints) ->
 
 
 def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
-    """True for waiters for whose expert a copy ended in the very ns in which they were ready."""
-    copies = c.where(c.of("demand", "prefetch", "swap"))
+    """True for waiters for whose expert, or GPU, a transfer ended in the very ns in which they were ready."""
+    copies, crossings = c.where(c.of("demand", "prefetch", "swap")), c.where(c.of("hand_over"))
     keys = np.sort(cells.at(cells.expert(copies.home, copies.expert), copies.end))
     wanted = cells.at(cells.expert(waiter.home, waiter.expert), waiter.ready)
-    return among(keys, wanted)
+    handed = np.sort(cells.at(cells.layer(crossings.step, crossings.home), crossings.end))
+    entered = cells.at(cells.layer(waiter.step, waiter.home), waiter.ready)
+    return among(keys, wanted) | among(handed, entered)
 
 
 def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
@@ -133,7 +136,7 @@ def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
     layers = cells.layer(combine.step, combine.layer)[place]
     cpu_end, part_end = np.full((2, len(layers)), -1, dtype=np.int64)
     ready = combine.ready[place]
-    on_cpu, copied = c.where(c.on("cpu") & ~c.of("gate_up")), c.where(c.of("result", "demand"))
+    on_cpu, copied = c.where(c.on("cpu") & ~c.of("gate_up")), c.where(c.of("result", "demand", "hand_over"))
     _latest(cpu_end, layers, ready, on_cpu, cells.layer(on_cpu.step, on_cpu.home) + on_cpu.of("deferred"))
     _latest(part_end, layers, ready, copied, cells.layer(copied.step, copied.home))
     part_end = np.maximum(part_end, cpu_end)

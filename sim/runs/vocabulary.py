@@ -49,8 +49,8 @@ def lanes_with(present: Collection[str]) -> tuple[str, ...]:
 SPAN_KINDS = (  # docs/design.md, Time model, says when each starts
     "launch", "program", "plan", "foresee", "observe", "wait", "draft", "attention", "gate", "shared", "expert",
     "combine", "speculate", "precompute", "deferred", "demand", "prefetch", "swap", "writeback", "activations",
-    "gate_up", "fetch", "hand_over", "result", "routing", "place", "evict", "release", "withdraw", "read", "read_ahead",
-    "keep", "drop",
+    "gate_up", "fetch", "partial_sum", "hand_over", "result", "routing", "place", "evict", "release", "withdraw",
+    "read", "read_ahead", "keep", "drop",
 )
 COPIES = ("demand", "swap", "prefetch")  # of experts, to the GPU
 READS = ("read", "read_ahead")  # of experts, from the disk

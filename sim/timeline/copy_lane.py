@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,8 +16,8 @@ from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
 
 class CpuResult(NamedTuple):
-    """A transfer to the GPU ahead of experts: the sum of a layer's CPU experts, or the input of its first layer
-    ("hand_over"). ``done`` is called when it has arrived."""
+    """A transfer to the GPU ahead of experts: the sum of a layer's CPU experts, or what another GPU hands over.
+    ``done`` is called when it has arrived."""
 
     layer: int
     tokens: int
@@ -40,12 +41,12 @@ class CopyLane:
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, d2h: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
-        gpu_until_ns: Callable[[], int] | None = None, by_gpu: bool = False,
+        gpu_until_ns: Callable[[], int] | None = None, by_gpu: bool = False, link: int = SharedMemory.H2D,
     ) -> None:
         self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
         self._session, self._d2h, self._cpu_until_ns, self._arrived = session, d2h, cpu_until_ns, arrived
-        self._gpu_until_ns, self._by_gpu = gpu_until_ns, by_gpu
-        self._result: CpuResult | None = None
+        self._gpu_until_ns, self._by_gpu, self._link = gpu_until_ns, by_gpu, link
+        self._results: deque[CpuResult] = deque()
         self._busy = False
         self._demand_may_start = True
         self._queued_ns = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
@@ -78,7 +79,7 @@ class CopyLane:
         """Start the next piece of work if the lane is free."""
         if self._busy:
             return
-        if self._result is not None:
+        if self._results:
             self._start_result()
             return
         copy = self._session.next_copy(self._demand_may_start)
@@ -100,7 +101,7 @@ class CopyLane:
         """Time in ns that is left of the running transfer, or of the write-back for which the lane waits."""
         if not self._busy:
             return 0
-        return self._memory.remaining_ns(SharedMemory.H2D) or max(self._d2h.free_ns - self._clock.now, 0)
+        return self._memory.remaining_ns(self._link) or max(self._d2h.free_ns - self._clock.now, 0)
 
     def backlog_ns(self) -> int:
         """Time in ns of the rest of the running transfer, and of all that waits for the lane, without contention."""
@@ -111,7 +112,7 @@ class CopyLane:
         kind: str = "result",
     ) -> None:
         """Carry the CPU experts' result to the GPU, next after the copy that is running."""
-        self._result = CpuResult(layer, tokens, duration_ns, size_bytes, done, self._clock.now, kind)
+        self._results.append(CpuResult(layer, tokens, duration_ns, size_bytes, done, self._clock.now, kind))
         self.wake()
 
     def release(self, staged: ExpertId) -> None:
@@ -164,7 +165,7 @@ class CopyLane:
             self._write_back(copy, now_ns, until_ns + self._session.queued_copies * copy_ns)
         self._copy, self._begin = copy, (self._ready_ns(copy, now_ns), now_ns, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (copy_ns,), self._end)
+        self._memory.start(self._link, (copy_ns,), self._end)
 
     def _write_back(self, copy: Copy, now_ns: int, copies_until_ns: int) -> int:
         """Reserve d2h from ``now_ns`` on for what goes back with a copy, next to copies until ``copies_until_ns``;
@@ -177,7 +178,7 @@ class CopyLane:
             start_ns = max(now_ns, self._d2h.free_ns)
             duration_ns = experts.slowed(copies.slowed(costs.writeback_ns, start_ns), start_ns)
             end_ns = self._d2h.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
-            self._memory.write_back(start_ns, end_ns, rate)
+            self._memory.write_back(start_ns, end_ns, rate, self._link)
             now_ns = end_ns if self._in_turn else now_ns
         return now_ns
 
@@ -212,17 +213,15 @@ class CopyLane:
         self.wake()
 
     def _start_result(self) -> None:
-        assert self._result is not None
         self._busy, self._resting, self._result_start_ns = True, False, self._clock.now
-        self._memory.start(SharedMemory.H2D, (self._result.duration_ns,), self._end_result)
+        self._memory.start(self._link, (self._results[0].duration_ns,), self._end_result)
 
     def _end_result(self, ends_ns: list[int]) -> None:
-        result, recorder, (now_ns,) = self._result, self._recorder, ends_ns
-        assert result is not None
+        result, recorder, (now_ns,) = self._results.popleft(), self._recorder, ends_ns
         recorder.rows.append(
             ("h2d", result.ready_ns, self._result_start_ns, now_ns, result.kind, recorder.phase, recorder.step,
              result.layer, -1, -1, result.tokens, result.size_bytes)
         )
-        self._result, self._busy = None, False
+        self._busy = False
         result.done()
         self.wake()

@@ -19,7 +19,7 @@ from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import ExpertCosts
 from sim.runs.spans import SpanRecorder
 from sim.timeline.clock import Clock, Moment
-from sim.timeline.lanes import Neighbour, SharedMemory
+from sim.timeline.lanes import Neighbour, Rates, SharedMemory
 
 # By kind of batch: how far ahead of the layer at work are the layer of its experts, and the one that adds the results.
 _AHEAD = {"expert": (0, 0), "precompute": (1, 1), "deferred": (0, 1)}
@@ -69,7 +69,7 @@ class CpuLane:
         self._clock, self._memory, self._recorder, self._costs, self._ended = clock, memory, recorder, costs, ended
         self._batches: deque[CpuBatch] = deque()
         self._running: CpuBatch | None = None
-        self._series: deque[tuple[tuple[int, int], list[int]]] = deque()  # its experts that have not begun, by rates
+        self._series: deque[tuple[Rates, list[int]]] = deque()  # its experts that have not begun, by rates
         self._start_ns = 0
         self._ends_ns: list[int] = []  # of the running batch
         self._rates_of = cache(self._rates)
@@ -136,7 +136,7 @@ class CpuLane:
 
     def _split_by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> None:
         """Line up the works of a batch in order, those with equal rates next to copies together."""
-        last: tuple[int, int] | None = None
+        last: Rates | None = None
         counts = batch.tokens if self._phases is None else batch.tokens * 2
         for tokens, work_ns in zip(counts, works_ns, strict=True):
             together = self._rates_of(batch.target, tokens)
@@ -146,10 +146,10 @@ class CpuLane:
                 self._series.append((together, [work_ns]))
                 last = together
 
-    def _rates(self, target: int, tokens: int) -> tuple[int, int]:
-        """Rates in permille of an expert of layer ``target`` and of a copy, while both run."""
-        costs = self._costs[target]
-        return rates_together(costs, costs.cpu_ns[tokens], costs.cpu_ns[1])
+    def _rates(self, target: int, tokens: int) -> Rates:
+        """Rates in permille of an expert of layer ``target`` and of a copy, while both run; of each link."""
+        of_links = [costs[target] for costs in self._memory.links or (self._costs,)]
+        return tuple(rates_together(costs, costs.cpu_ns[tokens], costs.cpu_ns[1]) for costs in of_links)
 
     def _go_on(self, ends_ns: list[int]) -> None:
         """Begin the next experts of the batch after those that ended at ``ends_ns``."""

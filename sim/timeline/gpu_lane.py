@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.mechanism.views import INFINITE_NS
 from sim.costs.cost_table import CostTable
+from sim.runs.spans import SpanRecorder
 from sim.timeline.lanes import Lane, Neighbour
 
 
@@ -34,8 +35,10 @@ class GpuLane:
 
     __slots__ = ("_costs", "_host", "_last", "_lead_ns", "_tail_ns", "free_ns", "name", "neighbours", "recorder")
 
-    def __init__(self, host: Lane, costs: CostTable, neighbours: Sequence[Neighbour] = ()) -> None:
-        self.name, self.recorder, self.neighbours = "gpu", host.recorder, neighbours
+    def __init__(
+        self, host: Lane, costs: CostTable, neighbours: Sequence[Neighbour] = (), recorder: SpanRecorder | None = None
+    ) -> None:
+        self.name, self.recorder, self.neighbours = "gpu", recorder or host.recorder, neighbours
         self._host, self._costs = host, costs
         self._lead_ns = INFINITE_NS if costs.lead_ns is None else costs.lead_ns
         self._tail_ns = costs.tail_ns

@@ -55,19 +55,19 @@ class LayerParts:
 
     def __init__(
         self, clock: Clock, gpu: GpuLane, d2h: Lane, session: Session, costs: CostTable, token_bytes: TokenBytes,
-        disk: DiskLane | None = None,
+        memory: SharedMemory, disk: DiskLane | None = None, link: int = SharedMemory.H2D,
     ) -> None:
         self.clock, self.session, self.costs, self.token_bytes = clock, session, costs, token_bytes
         self.gpu, self.d2h = gpu, d2h
-        memory, recorder = SharedMemory(clock), d2h.recorder
+        recorder = d2h.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: gpu.free_ns)
         permille = costs.permille_before_barrier
         phases = None if permille is None else Phases(permille, costs.barrier_ns, costs.scale)
         self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch, phases)
         gpu_until_ns = (lambda: gpu.free_ns) if costs.serial_copies or costs.kernel_copies else None
         self.h2d = CopyLane(
-            clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns,
-            costs.kernel_copies,
+            clock, memory, recorder, costs.experts, session, d2h, lambda: self.cpu.until_ns(), self._end_copy,
+            gpu_until_ns, costs.kernel_copies, link,
         )
         self.disk, self._read = disk, None if disk is None else ReadExperts(
             disk, session, self.cpu, self.h2d.wake, self._end_share
@@ -120,7 +120,7 @@ class LayerParts:
     def precompute(self, commit: Commitment, now_ns: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
         state = self.state
-        ready_ns = max(now_ns, self._send_activations(state, now_ns))
+        ready_ns = max(now_ns, self.send_activations(state, now_ns))
         self._cpu_batches[state.layer + 1] += 1
         self._on_cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
         if self.disk is not None:
@@ -159,10 +159,7 @@ class LayerParts:
     def _launch(self, state: LayerState, plan: Plan, planned_ns: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order: those that are there together; those that are not stay pending."""
         layer, gpu, residency = plan.layer, self.gpu, self.session.residency
-        ids = residency.ids[layer]
-        arrived = len(plan.gpu) - len(plan.loads)
-        if plan.awaited:
-            arrived -= sum([not residency.holds(ids[expert]) for expert in plan.awaited])
+        ids, arrived = residency.ids[layer], self._arrived(plan)
         ends_ns = gpu.run_group(planned_ns, layer, plan.gpu[:arrived], workload)
         if staged := self.session.staged(layer):
             for expert, end_ns in zip(plan.gpu, ends_ns, strict=False):
@@ -175,6 +172,14 @@ class LayerParts:
             if self.costs.kernel_copies:
                 alone_launch_ns = self.costs.expert_launch_ns
         state.combine_first_ns, state.combine_launched_ns = gpu.launch(planned_ns, self.costs.combine_launch_ns, layer)
+
+    def _arrived(self, plan: Plan) -> int:
+        """How many of the plan's experts are on the GPU: the first ones."""
+        ids, residency = self.session.residency.ids[plan.layer], self.session.residency
+        arrived = len(plan.gpu) - len(plan.loads)
+        if plan.awaited:
+            arrived -= sum([not residency.holds(ids[expert]) for expert in plan.awaited])
+        return arrived
 
     def _end_copy(self, copy: Copy) -> None:
         """Handle the end of a copy: if the current layer waits for it, its expert may run."""
@@ -215,14 +220,14 @@ class LayerParts:
 
     def _start_cpu(self, state: LayerState, plan: Plan, now_ns: int, workload: dict[int, int]) -> None:
         """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
-        ready_ns = self._send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
+        ready_ns = self.send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
         immediate = plan.immediate
         if immediate:
             self._on_cpu.add("expert", immediate, workload, ready_ns, plan.layer)
         if plan.deferred:
             self._on_cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
 
-    def _send_activations(self, state: LayerState, ready_ns: int) -> int:
+    def send_activations(self, state: LayerState, ready_ns: int) -> int:
         """Copy this layer's hidden states to the CPU, once; returns when they have arrived, in ns."""
         if state.activations_at_ns < 0:
             tokens = self.tokens
@@ -250,11 +255,12 @@ class LayerParts:
         if self.costs.result_path == "h2d":
             tokens, duration_ns = self.tokens, self.step_costs.result_ns
             size_bytes = tokens * self.token_bytes.activations
-            self.h2d.send_result(self.state.layer, tokens, duration_ns, size_bytes, self._end_result)
+            self.h2d.send_result(self.state.layer, tokens, duration_ns, size_bytes, self.end_result)
         else:
-            self._end_result()
+            self.end_result()
 
-    def _end_result(self) -> None:
+    def end_result(self) -> None:
+        """Handle the arrival of results from the CPU, or from another GPU."""
         self._put_together_after(self.state, self.clock.now)
         self._end_part(self.state)
 

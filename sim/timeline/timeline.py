@@ -25,7 +25,7 @@ from sim.timeline.clock import Clock, Moment
 from sim.timeline.copy_lane import CopyLane
 from sim.timeline.disk_lane import DiskLane
 from sim.timeline.gpu_lane import GpuLane
-from sim.timeline.lanes import Lane, Neighbour
+from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 from sim.timeline.layer_parts import LayerParts, LayerState, TokenBytes
 
 Events = Generator[simpy.Event, None, None]
@@ -35,12 +35,13 @@ class Timeline:
     """One run of one session over a demand; the spans are in ``recorder``.
 
     ``routing_errors`` observes every routing in force, where a policy changes it; the demand holds tokens then.
-    ``clock`` and ``disk``: of several GPUs (``sim.timeline.cards``).
+    ``clock``, ``disk``, ``memory`` and ``host``: of several GPUs (``sim.timeline.cards``, ``sim.timeline.peers``).
     """
 
     def __init__(
         self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
         routing_errors: RoutingErrors | None = None, clock: Clock | None = None, disk: DiskLane | None = None,
+        memory: SharedMemory | None = None, host: Lane | None = None,
     ) -> None:
         self.clock, self.recorder = clock or Clock(), SpanRecorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
@@ -49,17 +50,22 @@ class Timeline:
         self._plan_ns, self._foresee_ns, self._observe_ns = (
             cache(partial(costs.decision_ns, decision, policy)) for decision in ("plan", "foresee", "observe")
         )
-        self.host, self.d2h = Lane("host", self.recorder), Lane("d2h", self.recorder)
-        self.gpu = GpuLane(self.host, costs, self._neighbours())
+        self.host, self.d2h = host or Lane("host", self.recorder), Lane("d2h", self.recorder)
+        self.gpu = GpuLane(self.host, costs, self._neighbours(), self.recorder)
         if isinstance(session.host, HostTier):
             disk = DiskLane(self.clock, self.recorder, costs.experts, session.host, session)
         self.disk = disk
-        self.parts = LayerParts(self.clock, self.gpu, self.d2h, session, costs, token_bytes, disk)
+        self.parts = self._parts(memory or SharedMemory(self.clock))
         self.h2d: CopyLane = self.parts.h2d
         self.input_ns = 0  # when the input of the first layer has come from another GPU
         self._scores: StepScores | None = None  # of the step
         self._launch_ns = costs.launch_ns
         self._before_gate_ns = costs.gate_launch_ns + costs.shared_launch_ns  # of launches that end with the layer's
+
+    def _parts(self, memory: SharedMemory) -> LayerParts:
+        return LayerParts(
+            self.clock, self.gpu, self.d2h, self.session, self.costs, self.token_bytes, memory, self.disk
+        )
 
     def run(self) -> None:
         """Play the whole demand."""
@@ -137,7 +143,7 @@ class Timeline:
         plan = self._decide(step, layer, committed is not None)
         if not clock.advance_to(planned_ns):
             yield Moment(clock, planned_ns)
-        parts.start(plan, planned_ns)
+        self._start(plan, planned_ns)
         end_ns = planned_ns
         if session.looks_ahead and layer < len(step.routings) - 1:
             late_ns = self._speculate_late(layer, planned_ns, forecasts)
@@ -155,7 +161,13 @@ class Timeline:
         end_ns = max(end_ns, parts.combine())
         if not clock.advance_to(end_ns):
             yield Moment(clock, end_ns)
-        self._update_cache(session.end_layer())
+        self._end_layer()
+
+    def _start(self, plan: Plan, planned_ns: int) -> None:
+        self.parts.start(plan, planned_ns)
+
+    def _end_layer(self) -> None:
+        self._update_cache(self.session.end_layer())
 
     def _decide(self, step: StepDemand, layer: int, committed: bool) -> Plan:
         """The session's plan, made from the machine as it is now; slots that it gives up are free from now on."""
@@ -164,7 +176,7 @@ class Timeline:
         plan = session.plan_layer(
             LayerInput(
                 step.index, layer, step.phase, step.routings[layer], scores, step.sequences, h2d.remaining_ns(),
-                self.parts.cpu.remaining_ns(), 0 if self.disk is None else self.disk.remaining_ns(),
+                self._cpu_backlog_ns(), 0 if self.disk is None else self.disk.remaining_ns(),
             )
         )
         if self.routing_errors is not None:
@@ -180,6 +192,9 @@ class Timeline:
         if self.disk is not None:
             self.disk.hold()
         return plan
+
+    def _cpu_backlog_ns(self) -> int:
+        return self.parts.cpu.remaining_ns()
 
     def _compute_gate(self, state: LayerState, forecasts: Sequence[Forecast], committed: bool) -> int | None:
         """Attention, gate, forecasts, shared experts; returns the end of the forecasts in ns, if there are any."""

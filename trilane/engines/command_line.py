@@ -16,9 +16,11 @@ from sim.costs.processors import layer_kind
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
+from trilane.common.units import GIB
 from trilane.engines.layer_split import ByCard
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
+from trilane.engines.vllm_memory import UTILIZATION
 
 _OF_2025 = ("llama-2025", "ik-2025")
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
@@ -31,6 +33,8 @@ def command_words(
     """Return what to type, each argument with its value. The model's file or folder is named after it."""
     if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
+    if engine.dialect == "vllm-serve":
+        return _vllm(question, shape, split)
     return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)
 
 
@@ -88,6 +92,15 @@ def _ktransformers(question: Question, shape: ModelShape, split: StaticSplit, ha
         f"--kt-threadpool-count {question.sockets or 1}",
         f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}",
         f"--context-length {question.tokens}", f"--chunked-prefill-size {split.piece_tokens}",
+    ]
+
+
+def _vllm(question: Question, shape: ModelShape, split: StaticSplit) -> list[str]:
+    offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts
+    return [
+        f"vllm serve {_title(shape.name)}", f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
+        f"--max-num-batched-tokens {split.piece_tokens}", f"--gpu-memory-utilization {UTILIZATION}",
+        *([f"--cpu-offload-gb {-(-offloaded // GIB)} --cpu-offload-params experts"] if offloaded else []),
     ]
 
 

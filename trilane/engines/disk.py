@@ -2,7 +2,8 @@
 
 The page cache keeps what was used last. Threads that compute an expert on the CPU fault its pages in, a share of a
 matrix each, and wait for them. A prompt's copies to the GPU go through whole tensors in order, so that the system reads
-ahead while they are under way: they wait for what takes longer than they do.
+ahead while they are under way, a window of some pages: those of what is missing wait where the disk takes longer than
+they do, and those of what is there hide nothing.
 
 Decoding, the page cache is an LRU cache of experts on the routing that answers the question. It is not empty at first:
 an expert that the routing has not used yet is there as often as there is room for any.
@@ -53,10 +54,11 @@ class DiskReads:
         host, whole = self._host_bytes(layers), tokens // piece_tokens
         pieces = [(piece_tokens, whole), (tokens % piece_tokens, 1)]
         uses = sum(count * ExpertWork.of(self.shape, size).active for size, count in pieces if size and count)
-        missed = (1 - self._held(host)) * uses / self.shape.experts * host
+        missing = 1 - self._held(host)
+        missed = missing * uses / self.shape.experts * host
         if copies_ns is None:
             return self._ns(missed, threads)
-        return np.maximum(missed / self.disk.in_order_bytes_per_s * 1e9 - copies_ns, 0.0)
+        return np.maximum(missed / self.disk.in_order_bytes_per_s * 1e9 - missing * copies_ns, 0.0)
 
     @cached_property
     def _curve(self) -> HitCurve:
@@ -79,10 +81,11 @@ class DiskReads:
         return read / self.disk.bytes_per_s(FAULT_BYTES, depth) * 1e9
 
 
-def hidden_from_gbps(name: str, prompt_ms: Mapping[str, float]) -> float | None:
+def hidden_from_gbps(name: str, prompt_ms: Mapping[str, float], missing: float) -> float | None:
     """GB/s of a disk from which on a prompt's copies hide all of its reads, of the prompt's parts with that disk: the
-    link is the limit again. None where the prompt does not wait for the disk, or has no copies that could hide it."""
-    waits, copies = prompt_ms.get("disk", 0.0), prompt_ms.get("copies", 0.0)
+    link is the limit again. ``missing``: share of the host's experts that its memory has no room for. None where the
+    prompt does not wait for the disk, or has no copies that could hide it."""
+    waits, copies = prompt_ms.get("disk", 0.0), missing * prompt_ms.get("copies", 0.0)
     if not waits or not copies:
         return None
     return disk(name).ceiling_bytes_per_s.value / GB * (waits + copies) / copies

@@ -43,11 +43,11 @@ class HitCurve:
 
 def hit_curve(question: Question) -> HitCurve:
     """Return the hit rates of the routing that answers a question. Raises TraceError."""
-    return _replayed(routing_for(question).trace)
+    return replayed(routing_for(question).trace)
 
 
 @lru_cache(maxsize=4)
-def _replayed(trace: Trace) -> HitCurve:
+def replayed(trace: Trace) -> HitCurve:
     """Hit rates of a trace, whatever the machine and the goal are."""
     shape, uses = trace.shape, [*layer_uses(trace)]
     least = max(shape.expert_bytes_by_layer)

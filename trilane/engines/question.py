@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
-from sim.machine.assembly import NO_GPU, assembled_name
+from sim.machine.assembly import NO_GPU, assembled_name, sized_name
 from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
@@ -26,6 +26,7 @@ from trilane.common.units import GIB
 from trilane.engines.layer_split import blocks_of, splits_cards
 
 USUAL_WEIGHTS = "q4_k_m"
+_NO_GGUF = "awq"  # in place of that, in engines that read no GGUF files
 KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 _PARTS = ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
@@ -154,7 +155,7 @@ class Question:
     def hardware(self) -> str:
         """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
-            return self.machine
+            return sized_name(self.machine, self.ram_gb)
         if self.gpu and len(cards_in(self.gpu)) > 1:
             others = {"cpu": self.cpu, "cores": self.cores, "channels": self.channels, "sockets": self.sockets}
             return machine_name(self.gpu, self.ram, self.pcie, **others)
@@ -207,6 +208,8 @@ class Question:
         if parted(self.model).weights is not None or self.on_profile:
             return self.model
         formats = quantisations_of(load_model(self.model))
+        if self.engine is not None and "gguf" not in (load_engine(self.engine).reads or ("gguf",)):
+            return with_weights(self.model, _NO_GGUF) if _NO_GGUF in formats else self.model
         usual = USUAL_WEIGHTS if USUAL_WEIGHTS in formats else next(iter(formats), None)
         return with_weights(self.model, usual) if usual else self.model
 
@@ -287,6 +290,8 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if question.ts is not None:
         _check_division(question.ts, load_model(question.shape), len(hardware.cards))
+    if engine.dialect == "vllm-serve" and question.kv not in (None, "f16"):
+        raise FitError(f"kv {question.kv}: expected f16 with {engine.name}, whose --kv-cache-dtype fp8 is not modelled")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(
             f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
@@ -312,7 +317,8 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
     refused = [one for one in vendors if not hardware.cpu_only and not engine.runs_on(one)]
     if refused:
         others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
-        raise FitError(f"{engine.name} does not run on {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
+        verb = "has no numbers for" if isinstance(engine, FittedEngine) and engine.by_name else "does not run on"
+        raise FitError(f"{engine.name} {verb} {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
     if hardware.further and not (isinstance(engine, FittedEngine) and splits_cards(engine)):
         raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
     if weights is not None and not reads(engine, weights):
@@ -327,9 +333,10 @@ def reads(engine: InferenceEngine, weights: str) -> bool:
 
 
 def fitted_engines() -> dict[str, FittedEngine]:
-    """Engines of today that people run, by name."""
+    """Engines of today that people run, by name, but for those that answer where they are named alone."""
     engines = {name: load_engine(name) for name in engine_names()}
-    return {name: one for name, one in engines.items() if serves_users(one) and one.superseded_by is None}
+    served = {name: one for name, one in engines.items() if serves_users(one) and not one.by_name}
+    return {name: one for name, one in served.items() if one.superseded_by is None}
 
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:

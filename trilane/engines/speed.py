@@ -46,6 +46,7 @@ from trilane.engines.split_speed import (
     mean_decode_time,
     prompt_time,
 )
+from trilane.engines.vllm_memory import VllmSplitter
 
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
@@ -87,6 +88,7 @@ class EngineSpeed:
     def splitter(self) -> Splitter:
         """The splits that there are."""
         splitter = CardsSplitter if self.hardware.further else Splitter
+        splitter = VllmSplitter if self.engine.dialect == "vllm-serve" else splitter
         return splitter(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property
@@ -185,7 +187,7 @@ class EngineSpeed:
     def error_to_expect(self, regime: Regime) -> ErrorToExpect | None:
         """The error of decode speeds that others measured; None where none of such were."""
         on_disk = self.splitter.memory(self.split).disk_bytes
-        if self.question.batch > 1 or self.measured or on_disk or self.hardware.further:
+        if self.question.batch > 1 or self.measured or on_disk or self.hardware.further or self.engine.by_name:
             return None
         return error_to_expect(self.shape, self.hardware, regime, self.engine)
 

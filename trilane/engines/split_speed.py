@@ -19,10 +19,12 @@ import numpy.typing as npt
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import FittedEngine, NumaMode
 from sim.costs.fitted_costs import fitted_costs
+from sim.costs.software import SplitMode
 from sim.machine.hardware import Hardware
 from traces.models.attention import Attention
 from traces.models.shape import ExpertWork, ModelShape
-from trilane.engines.layer_split import ByCard, LayerSplit, PromptSplit
+from trilane.engines.layer_split import ByCard, PromptSplit
+from trilane.engines.tensor_split import SPLITS, AnySplit, TogetherPrompt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Layers: TypeAlias = int | npt.NDArray[np.int64]  # one number of layers, or several at once
@@ -40,7 +42,8 @@ class StaticSplit:
     only the experts of prompts are, by an engine that could copy them. ``cache``: the GPU computes the experts of those
     layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a layer waits for its routing.
     ``numa``: mode of ``--numa``; None: not given. ``by_card``: blocks of each of several cards
-    (``trilane.engines.layer_split``); None: there is one.
+    (``trilane.engines.layer_split``), or proportions of each (``trilane.engines.tensor_split``), by the ``mode`` in
+    which they divide the model; None: there is one.
     """
 
     cpu_layers: int
@@ -52,6 +55,7 @@ class StaticSplit:
     numa: NumaMode | None = None
     computed: bool = False
     by_card: ByCard | None = None
+    mode: SplitMode = "layer"
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,10 @@ def decode_time(
 def step_on_cards(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, context: int, batch: int = 1,
     *, drafts: int = 0, active: float | None = None,
-) -> LayerSplit:
-    """Such a step on several cards, however they divide the layers."""
+) -> AnySplit:
+    """Such a step on several cards in the split's mode, however they divide the model."""
     rows, contexts = batch * (1 + drafts), [(max(context, 1 + drafts),) * batch]
-    return LayerSplit.on(
+    return SPLITS[split.mode].on(
         shape, hardware, engine, _step_work(shape, rows, active), rows, contexts, threads=split.threads,
         numa=split.numa, head_rows=rows,
     )
@@ -303,10 +307,12 @@ def prompt_time(
 
 def prompt_on_cards(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0
-) -> PromptSplit:
-    """A prompt on several cards, however they divide the layers."""
+) -> PromptSplit | TogetherPrompt:
+    """A prompt on several cards in the split's mode, however they divide the model."""
     sizes = _piece_sizes(engine, split, tokens, before)
-    return PromptSplit.on(shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
+    if split.mode == "layer":
+        return PromptSplit.on(shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
+    return TogetherPrompt.on(split.mode, shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
 
 
 def _piece_sizes(engine: FittedEngine, split: StaticSplit, tokens: int, before: int) -> list[tuple[int, list[int]]]:

@@ -285,11 +285,12 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
     if waiter is None or waiter.kind not in ("expert", "combine"):
         return [(begin, end, "host_ns")]
     if waiter.kind == "expert":
-        copied = any(s.end_ns == waiter.ready_ns for s in log.copied.get((waiter.layer, waiter.expert), ()))
+        here = [*log.copied.get((waiter.layer, waiter.expert), ()), *log.of((waiter.step, waiter.layer), "hand_over")]
+        copied = any(s.end_ns == waiter.ready_ns for s in here)
         return [(begin, end, "h2d_ns" if copied else "host_ns")]
     layer = (waiter.step, waiter.layer)
     on_cpu = [s.end_ns for s in log.joining(layer) if s.end_ns <= waiter.ready_ns]
-    results = [s.end_ns for s in log.of(layer, "result")]
+    results = [s.end_ns for s in log.of(layer, "result", "hand_over")]
     demanded = [s.end_ns for s in log.demanded(layer)]
     if waiter.ready_ns not in on_cpu + results + demanded:
         return [(begin, end, "host_ns")]

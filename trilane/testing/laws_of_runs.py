@@ -26,10 +26,10 @@ from policies.system import ChoiceError
 from policies.testing.purity import check_answers, shared_state, snapshot, watched
 from sim.costs.cost_table import CostTable
 from sim.runs.bounds import LowerBound, lower_bound
+from sim.runs.checks import check_needs
 from sim.runs.demand import StepDemand
 from sim.runs.hits import layer_frame
 from sim.runs.metrics import metrics_of
-from sim.runs.prepare import check_needs
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.trace import Trace
 from trilane.testing.laws import check_all

@@ -12,7 +12,7 @@ from trilane.common.schema import to_dict
 from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
 from trilane.verbs.named_parts import machine_named, taken_record
 from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named
-from trilane.verbs.tune import parts_of, strata_part
+from trilane.verbs.tune import parts_of, readers_part_of, strata_part
 
 if TYPE_CHECKING:
     from trilane.engines.recommend import Recommendation, Use
@@ -65,7 +65,8 @@ def recommend(
     record = {**answered.to_dict(), **taken_record(taken)}
     if bought is not None:
         page, record = [*page, *bought.page], {**record, "upgrades": [to_dict(one) for one in bought.upgrades]}
-    report(json, record, *page, *_strata(answered))
+    models = [answered.asked.fit.model] if answered.formats else None
+    report(json, record, *page, *_strata(answered), *readers_part_of(answered.asked.fit, models))
     if not answered.runs:
         raise typer.Exit(2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
@@ -142,7 +142,7 @@ def tune(
     with working("comparing with other engines"):
         tuning = completed(start)
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
-    show(json, *strata_part(question))
+    show(json, *strata_part(question), *readers_part_of(question, [question.model]))
     record = {**tune_record(tuning), **taken_record(taken)}
     if accept_kl is not None:
         record["accepted"] = accepted_formats(tune_question, accept_kl, json)
@@ -180,6 +180,16 @@ def strata_part(question: Question) -> list[Part]:
     from trilane.output.pages.strata_tune import next_to_part
 
     return next_to_part(strata_next_to(question, question.load_machine()))
+
+
+def readers_part_of(question: Question, models: Sequence[str] | None) -> list[Part]:
+    """Lines on programs that read experts by themselves, for the page of another engine; of models, None: of any."""
+    if question.disk is None:
+        return []  # without loading what answers
+    from trilane.engines.streamed.tune import tunings_next_to
+    from trilane.output.pages.streamed_tune import readers_part
+
+    return readers_part(tunings_next_to(question, models))
 
 
 def _of_readers(question: Question, others: Mapping[str, bool]) -> Answer | None:

@@ -19,7 +19,7 @@ from traces.models.catalogue import load_model
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-2026-03", "llama.cpp-vulkan", "llama.cpp-rocm",
     "llama.cpp-metal", "llama.cpp-cache", "llama.cpp-uploads", "ik_llama.cpp", "ik_llama.cpp-2025",
-    "ik_llama.cpp-2026-02", "ktransformers", "ktransformers-2025", "strata",
+    "ik_llama.cpp-2026-02", "ktransformers", "ktransformers-2025", "strata", "vllm",
 )
 PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from policies.protocols import Needs
-from sim.runs.prepare import check_needs, prepare
+from sim.runs.checks import check_needs
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from trilane.study.compare import compare

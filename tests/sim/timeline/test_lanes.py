@@ -12,6 +12,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.mechanism.shared_dram import rate_of_copies
 from policies.mechanism.views import ExpertCosts
 from sim.runs.spans import Span, SpanRecorder
 from sim.timeline.clock import Clock, Moment
@@ -196,7 +197,7 @@ def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -
     log: list[tuple[int, str]] = []
     for at, side, work, name in jobs:
         done = partial(lambda name, ends: log.append((ends[-1], name)), name)
-        _at(clock, at, partial(memory.start, side, (work,), done, (cpu, copy)))
+        _at(clock, at, partial(memory.start, side, (work,), done, ((cpu, copy),) if side == CPU else None))
     clock.play()
     return log
 
@@ -264,7 +265,7 @@ def test_what_is_left_of_a_series_is_the_job_at_its_rate_and_the_others_as_if_al
     seen: list[int] = []
     for at in (0, 6, 20, 26, 39):
         _at(clock, at, lambda: seen.append(memory.remaining_ns(CPU)))
-    memory.start(CPU, (10, 7), lambda ends: None, (500, 800))
+    memory.start(CPU, (10, 7), lambda ends: None, ((500, 800),))
     memory.start(H2D, (40,), lambda ends: None)  # until 50: experts end at 20 and 34
     clock.play()
     assert seen == [20 + 7, 14 + 7, 14, 8, 0]
@@ -277,7 +278,7 @@ def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu:
     """Experts from 0 on, as one series; copies (pause before, work) one after another."""
     clock = Clock()
     memory, ends = SharedMemory(clock), list[int]()
-    memory.start(CPU, parts, ends.extend, (cpu, copy))
+    memory.start(CPU, parts, ends.extend, ((cpu, copy),))
     copied = _copy_each(clock, memory, copies)
     clock.play()
     return ends, copied
@@ -291,7 +292,7 @@ def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: in
     def next_expert(ended: list[int]) -> None:
         ends.extend(ended)
         if left:
-            memory.start(CPU, (left.pop(0),), next_expert, (cpu, copy))
+            memory.start(CPU, (left.pop(0),), next_expert, ((cpu, copy),))
 
     next_expert([])
     copied = _copy_each(clock, memory, copies)
@@ -320,8 +321,9 @@ def written_back(*spans: tuple[int, int], copy_work: int = 0, cpu_work: int = 0)
     for start, end in spans:
         memory.write_back(start, end, 500)
     for side, work in ((CPU, cpu_work), (H2D, copy_work)):
+        rates = ((500, 800),) if side == CPU else None  # they come with the CPU's jobs
         if work:
-            memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), (500, 800))
+            memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), rates)
     clock.play()
     return ends
 
@@ -341,6 +343,28 @@ def test_three_that_share_the_dram_run_at_the_product_of_their_rates() -> None:
     assert written_back((0, 20), copy_work=16, cpu_work=30) == {H2D: 30, CPU: 50}
 
 
+def test_copies_over_two_links_share_what_the_memory_gives_a_cpu_expert_and_a_copy() -> None:
+    """It gives 0.5 of an expert of 20 ns and 0.8 of a copy of 10 ns, 0.105 a ns; two copies want 0.2: 525 permille. The
+    expert next to both runs at 0.5 x 0.5, and each copy at 0.8 x 0.525."""
+    [costs] = uniform_costs(1, cpu_ns=20, copy_ns=10, cpu_permille=500, copy_permille=800).experts
+    assert rate_of_copies(costs, costs) == 525
+    assert rate_of_copies(costs._replace(cpu_permille=1000, copy_permille=1000), costs) == 1000
+    assert rate_of_copies(costs, costs._replace(copy_ns=40)) == 840  # a slow link takes little
+    clock, ends = Clock(), dict[int, int]()
+    memory = SharedMemory(clock, [[costs], [costs]])
+    for side in (1, 2):
+        memory.start(side, (21,), lambda ended, side=side: ends.update({side: ended[-1]}))
+    clock.play()
+    assert ends == {1: 40, 2: 40}  # 21 / 0.525
+    clock, ends = Clock(), {}
+    memory = SharedMemory(clock, [[costs], [costs]])
+    for side, work in ((1, 42), (2, 42), (CPU, 100)):
+        rates = ((500, 800), (500, 800)) if side == CPU else None
+        memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), rates)
+    clock.play()
+    assert ends == {1: 100, 2: 100, CPU: 175}  # 42 / 0.42; 25 by 100, the other 75 alone
+
+
 def test_full_rates_mean_no_contention() -> None:
     log = ends_of((0, H2D, 41, "copy"), (3, CPU, 17, "expert"), (21, CPU, 5, "next"), cpu=1000, copy=1000)
     assert log == [(20, "expert"), (26, "next"), (41, "copy")]
@@ -358,7 +382,7 @@ def test_what_is_left_is_told_at_the_present_rate() -> None:
     for at in (4, 8, 18, 48, 57, 58, 60):
         _at(clock, at, lambda: seen.append((clock.now, memory.remaining_ns(H2D), memory.remaining_ns(CPU))))
     memory.start(H2D, (40,), lambda ends: None)
-    _at(clock, 8, lambda: memory.start(CPU, (30,), lambda ends: None, (500, 800)))
+    _at(clock, 8, lambda: memory.start(CPU, (30,), lambda ends: None, ((500, 800),)))
     clock.play()
     assert seen == [
         (4, 36, 0),

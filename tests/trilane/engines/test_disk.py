@@ -55,12 +55,12 @@ def test_an_expert_that_was_not_used_before_is_there_as_often_as_there_is_room(m
     assert float(some) == pytest.approx(float(none) * (0.5 - 0.25 * 0.4) / 0.5)
 
 
-def test_a_prompts_copies_hide_as_much_reading_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompts_copies_of_what_is_missing_hide_as_much_reading_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     one = reads(monkeypatch, room=0.25)
-    read_ns = 2 * 0.75 * SHAPE.routed_bytes  # two pieces, each of which uses every expert
-    assert float(one.prompt_ns(48, 4, 8192, 4096, 0.0)) == pytest.approx(read_ns)
-    assert float(one.prompt_ns(48, 4, 8192, 4096, read_ns - 1e6)) == pytest.approx(1e6, rel=1e-3)
-    assert float(one.prompt_ns(48, 4, 8192, 4096, 2 * read_ns)) == 0
+    all_ns = 2 * SHAPE.routed_bytes  # at the disk's rate: two pieces, each of which uses every expert
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 0.0)) == pytest.approx(0.75 * all_ns)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 0.8 * all_ns)) == pytest.approx(0.75 * 0.2 * all_ns)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, all_ns)) == 0
 
 
 def test_layers_of_the_gpu_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +185,10 @@ def test_speeds_of_one_machine_are_10_to_32_percent_below_the_form(layers: int, 
 
 
 @pytest.mark.parametrize(("layers", "least", "most"), [(48, 31.2, 41.1), (41, 41.9, 70.5)])
-def test_prompts_of_one_machine_are_8_to_46_percent_below_the_form(layers: int, least: float, most: float) -> None:
-    """Three repeats each."""
+def test_prompts_of_one_machine_lie_around_the_form(layers: int, least: float, most: float) -> None:
+    """Three repeats each, of which the first still fills the page cache."""
     predicted = 2343e9 / speed_of(replace(RUSHUNA, n_cpu_moe=layers, prompt_tokens=2343)).prompt.total_ns
-    assert -0.46 < least / predicted - 1 < most / predicted - 1 < -0.07
+    assert -0.25 < least / predicted - 1 < most / predicted - 1 < 0.45
 
 
 @pytest.mark.parametrize(("layers", "least", "most"), [(48, 0.7, 0.83), (41, 1.8, 2.8)])
@@ -218,8 +218,9 @@ def test_speeds_of_machines_without_a_stated_disk_are_far_below_the_form() -> No
 
 
 def test_from_the_rate_that_is_told_a_prompt_no_longer_waits_for_the_disk() -> None:
-    parts = engine_answer(ASKED, ASKED.model_shape, ASKED.load_machine()).prompt_ms
-    rate = hidden_from_gbps("nvme-4x4", parts)
+    answer = engine_answer(ASKED, ASKED.model_shape, ASKED.load_machine())
+    missing = answer.memory.disk_bytes / answer.memory.host_bytes
+    rate = hidden_from_gbps("nvme-4x4", answer.prompt_ms, missing)
     assert rate is not None
     waits = [speed_of(replace(ASKED, disk=f"{rate * factor:.4f}")).prompt.disk_ns for factor in (0.98, 1.001)]
     assert waits[0] > 0
@@ -227,5 +228,5 @@ def test_from_the_rate_that_is_told_a_prompt_no_longer_waits_for_the_disk() -> N
 
 
 def test_no_rate_is_told_where_no_copies_could_hide_reads_or_none_are_read() -> None:
-    assert hidden_from_gbps("nvme-4x4", {"disk": 5.0}) is None
-    assert hidden_from_gbps("nvme-4x4", {"copies": 5.0}) is None
+    assert hidden_from_gbps("nvme-4x4", {"disk": 5.0}, 1.0) is None
+    assert hidden_from_gbps("nvme-4x4", {"copies": 5.0}, 1.0) is None

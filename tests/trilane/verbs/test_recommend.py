@@ -65,6 +65,14 @@ def test_a_mac_has_no_upgrades(trilane: Trilane) -> None:
     assert "what to buy: GPU, CPU and memory are one part, none can be replaced" in out
 
 
+def test_above_a_disk_programs_that_read_it_by_themselves_stand_below(trilane: Trilane) -> None:
+    """And so they do below the answer of tune."""
+    machine = ("--gpu", "none", "--ram", "ddr5-5600", "--cpu", "ryzen-9-9950x", "--ram-gb", "128", "--disk", "8.8")
+    pages = trilane("recommend", *machine, "--for", "glm-5.2").out, trilane("tune", "glm-5.2", *machine).out
+    rows = [next(line.split() for line in page.splitlines() if line.startswith("glm-5.2  colibri")) for page in pages]
+    assert rows[0] == rows[1] == ["glm-5.2", "colibri", "0.92", "100.7", "54%", "5.88", "24%", "65%"]
+
+
 def test_a_long_wait_for_the_first_token_is_marked(trilane: Trilane) -> None:
     out = trilane("recommend", "--gpu", "none", "--ram", "ddr4-3200", "--ram-gb", "64", "--for", "mixtral-8x7b").out
     row = next(line.split() for line in out.splitlines() if line.startswith("mixtral-8x7b"))

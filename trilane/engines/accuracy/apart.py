@@ -1,5 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
-programs read with readers of their own.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, those that
+programs read with readers of their own, and vLLM.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """
@@ -7,16 +7,12 @@ They have lines of their own in ``trilane accuracy``, and count in no others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from trilane.common.csv_files import read_csv
-from trilane.common.hints import Count, Name
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
     Errors,
-    Predictions,
     Quantity,
     Speeds,
     error_of,
@@ -26,30 +22,36 @@ from trilane.engines.accuracy.errors import (
 from trilane.engines.accuracy.measured_rows import BUNDLED, NS, MeasuredRow, RowsError, predict, read_rows
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
-from trilane.engines.streamed.rows import streamed_rows
+from trilane.engines.streamed.rows import StreamedRow, streamed_rows
 
-SEVERAL_GPUS, ON_DISK = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv"))
+SEVERAL_GPUS, ON_DISK, VLLM = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv"))
 WITHIN = 1.5  # times too fast or too slow
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiskRow(MeasuredRow):
-    """A measurement where experts were read from a disk: of ``ram_gb`` GiB of memory, and of a kind of disk."""
+def speeds_of(row: MeasuredRow) -> Speeds:
+    """Speeds of a row with the engines as shipped. Raises what ``predict``, ``Question`` and ``EngineSpeed`` raise."""
+    if isinstance(row, StreamedRow):
+        return Speeds(NS / row.speed.token_ns, None)
+    if row.disk:
+        return _on_disk(row)
+    found = predict(row)
+    return Speeds(found.decode_tokens_per_s, found.prompt_tokens_per_s)
 
-    ram_gb: Count
-    disk: Name
 
-    @property
-    def speeds(self) -> Speeds:
-        """As ``trilane fit`` predicts them. Raises what ``Question`` and ``EngineSpeed`` raise."""
-        question = Question(
-            self.model, machine=self.machine, ram_gb=self.ram_gb, weights=self.weights or None, engine=self.engine,
-            threads=self.threads, n_cpu_moe=self.cpu_layers, disk=self.disk,
-            prompt_tokens=max(self.depth_tokens, 1), generated=self.generated_tokens,
-        )
-        speed = EngineSpeed.asked(question, question.model_shape, question.load_machine())
-        prompt = NS * question.prompt_tokens / speed.prompt.total_ns if self.prompt_tokens else None
-        return Speeds(NS / speed.decode.total_ns, prompt)
+def _on_disk(row: MeasuredRow) -> Speeds:
+    """As ``trilane fit`` predicts them, which has fewer settings than rows."""
+    for name in ("gpu_experts", "repacked", "kv_bits", "copies", "numa", "prompt_depth_tokens", "ts"):
+        if getattr(row, name):
+            raise RowsError(f"row {row.id}: {name}: expected nothing in rows with a disk, got {getattr(row, name)}")
+    layers = None if load_machine(row.machine).cpu_only else row.cpu_layers
+    question = Question(
+        row.model, machine=row.machine, ram_gb=row.ram_gb, weights=row.weights or None, engine=row.engine,
+        threads=row.threads, n_cpu_moe=layers, ubatch=row.piece_tokens, disk=row.disk,
+        prompt_tokens=max(row.depth_tokens, row.prompt_tokens or 0, 1), generated=row.generated_tokens,
+    )
+    speed = EngineSpeed.asked(question, question.model_shape, question.load_machine())
+    prompt = NS * question.prompt_tokens / speed.prompt.total_ns if row.prompt_tokens_per_s else None
+    return Speeds(NS / speed.decode.total_ns, prompt)
 
 
 class ApartLine(NamedTuple):
@@ -64,20 +66,15 @@ class ApartLine(NamedTuple):
 @cache
 def apart_lines() -> tuple[ApartLine, ...]:
     """A line for each kind of rows and each kind of speed, with the engines as shipped. Raises RowsError."""
-    several = read_rows(SEVERAL_GPUS)
-    disk = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
-    found = {row.id: predict(row) for row in several}
-    on_cards = {name: Speeds(one.decode_tokens_per_s, one.prompt_tokens_per_s) for name, one in found.items()}
-    on_disk = {row.id: row.speeds for row in disk}
-    streamed = streamed_rows()
-    by_readers = {row.id: Speeds(NS / row.speed.token_ns, None) for row in streamed}
-    return (
-        *_lines("several GPUs", several, on_cards), *_lines("experts on a disk", disk, on_disk),
-        *_lines("own readers", streamed, by_readers),
-    )
+    kinds: dict[str, Sequence[MeasuredRow]] = {
+        "several GPUs": read_rows(SEVERAL_GPUS), "experts on a disk": read_rows(ON_DISK),
+        "own readers": streamed_rows(), "vLLM": [row for row in read_rows(VLLM) if row.scored],
+    }
+    return tuple(line for group, rows in kinds.items() for line in _lines(group, rows))
 
 
-def _lines(group: str, rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[ApartLine]:
+def _lines(group: str, rows: Sequence[MeasuredRow]) -> Iterator[ApartLine]:
+    predictions = {row.id: speeds_of(row) for row in rows}
     for quantity in QUANTITIES:
         if errors := errors_of(rows, predictions, quantity):
             off = [error_of(row, predictions, quantity) for row in rows if not row.sets(quantity)]

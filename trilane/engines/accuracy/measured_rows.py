@@ -50,7 +50,8 @@ class MeasuredRow:
     itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
     C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
     fit. ``put_in``: its speeds of which the same is true, since a number of its engine that is not fitted was taken
-    from them. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24.
+    from them. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24. ``disk``: the kind
+    from which experts were read that ``ram_gb`` GiB of memory had no room for (``trilane.engines.accuracy.apart``).
     """
 
     id: Name
@@ -66,6 +67,8 @@ class MeasuredRow:
     copies: Copies | None = None
     numa: NumaMode | None = None
     ts: Name = ""
+    ram_gb: Count | None = None
+    disk: Name = ""
     depth_tokens: _Tokens = 0
     generated_tokens: _Tokens = 64
     decode_tokens_per_s: _Speed | None = None
@@ -85,6 +88,8 @@ class MeasuredRow:
     def __post_init__(self) -> None:
         if self.cpu_layers is None and not self.left_out:
             raise RowsError("cpu_layers: expected a number of layers, got none")
+        if self.disk and self.ram_gb is None:
+            raise RowsError(f"ram_gb: expected the GiB of memory above the disk {quoted(self.disk)}, got none")
         if not re.fullmatch(r"(\d{1,4}(,\d{1,4})+)?", self.ts):
             raise RowsError(f"ts: expected numbers of layers, such as 25,24, got {quoted(self.ts)}")
         if self.prompt_tokens and self.piece_tokens and self.prompt_tokens > _MOST_PIECES * self.piece_tokens:

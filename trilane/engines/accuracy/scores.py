@@ -19,7 +19,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
-from trilane.engines.accuracy.apart import ApartLine, apart_lines
+from trilane.engines.accuracy.apart import ApartLine, apart_lines, speeds_of
 from trilane.engines.accuracy.coverage import inside_of_kept, inside_of_others
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
@@ -221,7 +221,7 @@ def _check_ids(rows: Sequence[MeasuredRow], path: str) -> None:
 def _refusal(row: MeasuredRow) -> str:
     """Why a row cannot be asked, or nothing."""
     try:
-        _shipped(row)
+        speeds_of(row)
         regime_of_row(row)
     except TrilaneError as error:
         return str(error)
@@ -229,13 +229,8 @@ def _refusal(row: MeasuredRow) -> str:
 
 
 def _predictions(rows: Sequence[MeasuredRow]) -> dict[str, Predictions]:
-    forms: Mapping[str, Callable[[MeasuredRow], Speeds]] = {SHIPPED: _shipped, DATA_SHEET: data_sheet, LLMFIT: llmfit}
+    forms: Mapping[str, Callable[[MeasuredRow], Speeds]] = {SHIPPED: speeds_of, DATA_SHEET: data_sheet, LLMFIT: llmfit}
     return {name: {row.id: form(row) for row in rows} for name, form in forms.items()}
-
-
-def _shipped(row: MeasuredRow) -> Speeds:
-    predicted = predict(row)
-    return Speeds(predicted.decode_tokens_per_s, predicted.prompt_tokens_per_s)
 
 
 # --- one row explained ------------------------------------------------------------------------------------------------

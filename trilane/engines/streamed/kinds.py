@@ -32,6 +32,7 @@ class StreamedEngine(NamedTuple):
     ram_share: Sourced[float]
     other_bytes: Sourced[float]
     per_layer: Sourced[bool]
+    starts_empty: Sourced[bool]
     readers: Sourced[float]
     reads_per_expert: Sourced[int]
     direct: Sourced[bool]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from trilane.common.csv_files import read_csv
-from trilane.common.hints import Count, Name, above, between
+from trilane.common.hints import Count, above, between
 from trilane.common.units import GB
 from trilane.engines.accuracy.measured_rows import MeasuredRow, RowsError
 from trilane.engines.question import Question
@@ -29,8 +29,6 @@ class StreamedRow(MeasuredRow):
     ``reads``: direct, or empty, as the program does. ``hit_percent``: as the program counts. ``seen``: where the speed
     was read before its prediction was made."""
 
-    ram_gb: Count
-    disk: Name
     expert_bits: Annotated[float, above(0)] | None = None
     slots_gb: Annotated[float, between(0, 1e4)] | None = None
     gpu_experts_gb: Annotated[float, between(0, 1e3)] | None = None

@@ -4,6 +4,9 @@ A token's experts are in slots of the GPU or of the host's memory, in the page c
 the disk. A layer has as many reads under way as it lacks experts, at most one a reader. A direct read that is larger
 than ``PIECE_BYTES`` is split into such pieces, which are under way together; through the page cache, a read's pieces
 are those that the system reads ahead, one after another.
+
+Slots are those of a program that has run before, or empty at first (``starts_empty``): then a short answer reads most
+of its experts for the first time.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from sim.costs.engine import load_fitted
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
 from traces.batches import layer_uses
+from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.trace import Trace
 from trilane.common.units import GIB
-from trilane.engines.hit_curve import HitCurve, hit_curve, lru_hit_rates
-from trilane.engines.question import Question
-from trilane.engines.routing import routing_for
+from trilane.engines.hit_curve import HitCurve, lru_hit_rates, replayed
+from trilane.engines.question import PROMPT_ROWS, Question
+from trilane.engines.routing import routing_for, synthetic_names
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.kinds import StreamedEngine
 
@@ -30,6 +34,7 @@ PIECE_BYTES = 256 << 10  # the largest reads of the table that gives disks their
 AHEAD_BYTES = 128 << 10  # read_ahead_kb of Linux; an HX 370 reads experts one by one at 0.71 GB/s (colibri's notes)
 COPY_BYTES_PER_S, MOST_COPY_BYTES_PER_S = 11.6e9, 41e9  # from the page cache, by 1 and 16 threads (apache/lucene#16044)
 SYSTEM_BYTES = 4e9  # as engines with a mapped file leave to the system
+_MOST_STEPS = 128  # of an answer, which are played from empty slots
 _ROOM = 1e12  # GPU memory for any of these models
 _SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 
@@ -182,19 +187,27 @@ class StreamedSpeed:
         return self._chosen_bytes * max(held - self.hit_rate, 0.0)
 
     def _rate(self, held_bytes: float) -> float:
-        """Hit rate of an LRU cache, which is not empty at first: as ``engines.disk`` has it.
+        """Hit rate of an LRU cache. One that is not empty at first has experts that the routing has not used yet as
+        ``engines.disk`` says.
 
         A cache of all layers with less room than a token's experts misses them all: the least recently used is the next
         one (Helldez/BigMoeOnEdge docs/cache-sizing.md).
         """
         held = min(held_bytes / self.shape.routed_bytes, 1.0)
-        if self.engine.per_layer.value:
-            curve = per_layer_curve(routing_for(self.question).trace)
-        elif held < self.shape.top_k / self.shape.experts:
+        if not self.engine.per_layer.value and held < self.shape.top_k / self.shape.experts:
             return 0.0
-        else:
-            curve = hit_curve(self.question)
-        return min(float(curve.rates(np.asarray(held))) + held * curve.first_uses, 1.0)
+        curve = (per_layer_curve if self.engine.per_layer.value else replayed)(self._trace)
+        before = 0.0 if self.engine.starts_empty.value else held * curve.first_uses
+        return min(float(curve.rates(np.asarray(held))) + before, 1.0)
+
+    @property
+    def _trace(self) -> Trace:
+        """Routing that answers the question; from empty slots, of its own lengths."""
+        if not self.engine.starts_empty.value:
+            return routing_for(self.question).trace
+        asked = self.question
+        lengths = 1, min(asked.prompt_tokens, PROMPT_ROWS), min(asked.generated, _MOST_STEPS)
+        return load_trace(synthetic_names(asked.model, lengths, (), ())[0])
 
     @cached_property
     def _hardware(self) -> Hardware:

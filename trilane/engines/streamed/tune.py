@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import Hardware
+from traces.models.names import parted
 from trilane.common.units import GB, GIB
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question, check_engine
@@ -47,6 +48,22 @@ def streamed_tuning(name: str, question: Question) -> StreamedTuning:
                        f"and its cache, got {memory / GB:.0f}")
     speeds = sorted((replace(whole, setting=one) for one in _settings(whole)), key=lambda one: one.token_ns)
     return StreamedTuning(name, tuple(speeds))
+
+
+def tunings_next_to(question: Question, models: Sequence[str] | None = None) -> tuple[StreamedTuning, ...]:
+    """The answers of all programs that read one of these models (None: any) on the question's machine, the fastest
+    first; none without a disk. The question's other settings are another engine's."""
+    if question.disk is None:
+        return ()
+    plain = replace(question, weights=None, engine=None, threads=None, window=None, batch=1)
+    found = []
+    for name, engine in streamed_engines().items():
+        for model in engine.models if models is None else models:
+            try:
+                found.append(streamed_tuning(name, replace(plain, model=parted(model).model)))
+            except FitError:  # another program's model or machine
+                continue
+    return tuple(sorted(found, key=lambda one: one.best.token_ns))
 
 
 def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hardware) -> None:

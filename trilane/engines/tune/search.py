@@ -22,7 +22,6 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.hit_curve import HitCurve
-from trilane.engines.layer_split import LayerSplit, PromptSplit
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
@@ -36,6 +35,7 @@ from trilane.engines.split_speed import (
     prompt_on_cards,
     step_on_cards,
 )
+from trilane.engines.tensor_split import Divided
 from trilane.engines.tune.expert_cache import cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
@@ -348,7 +348,7 @@ class CardsPlacing(Placing):
         return self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
 
 
-def _parts(costs: LayerSplit | PromptSplit, splits: Sequence[StaticSplit]) -> Floats:
+def _parts(costs: Divided, splits: Sequence[StaticSplit]) -> Floats:
     """A row for each part of a time, with each of the splits."""
     return np.array([costs.parts(split.cpu_layers, split.by_card or ()) for split in splits]).T
 

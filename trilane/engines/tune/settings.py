@@ -123,10 +123,10 @@ class SettingSpace:
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Choices of an engine. What the question fixes is not chosen."""
-    fit, of_experts = question.fit, engine.splits == "experts"
+    fit, in_16_bits = question.fit, engine.splits == "experts" or engine.dialect == "vllm-serve"
     in_memory = not EngineSpeed(fit, shape, hardware, engine).splitter.all_on_host.disk_bytes
     return SettingSpace(
-        kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
+        kv=("f16",) if in_16_bits else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine, copied=not hardware.cpu_only),
         threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
         fewer_threads=fit.threads is None and not engine.measured_on(hardware),

@@ -149,7 +149,7 @@ class Workbench:
         ik_llama.cpp's -dev names devices alone (its docs/parameters.md): there the GPU is hidden from the program.
         """
         hidden = not setting.gpu and "hidden_device" in self.engine.options
-        one = self.question.fit.batch == 1 and self.engine.dialect != "sglang"
+        one = self.question.fit.batch == 1 and self.engine.dialect not in ("sglang", "vllm-serve")
         chosen = {"--load-mode none": setting.pinned, "-dev none": not (setting.gpu or hidden), "-np 1": one}
         first = ["CUDA_VISIBLE_DEVICES="] if hidden else []
         return [*first, *speed.words, *(word for word, needed in chosen.items() if needed)]

@@ -19,7 +19,9 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family("expert on GPU or CPU", BLUE, ("expert", "deferred", "gate_up")),
-    Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
+    Family(
+        "attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine", "partial_sum")
+    ),
     Family("load that the layer waits for", VERMILLION, ("demand", "read", "fetch")),
     Family("prefetch", GREEN, ("prefetch", "read_ahead")),
     Family("cache swap, write-back", PURPLE, ("swap", "writeback")),

@@ -13,6 +13,7 @@ _KINDS = {
     "demand": "copies, while the layer waits, expert", "prefetch": "copies ahead expert",
     "swap": "copies into the cache expert", "writeback": "writes back expert", "attention": "attention",
     "gate": "the router chooses experts", "shared": "shared experts", "combine": "adds up the experts' results",
+    "partial_sum": "adds up its experts' results", "hand_over": "carries what another GPU goes on with",
     "routing": "copies the choice of experts to the host", "activations": "copies activations to the host",
     "result": "copies a result to the GPU", "plan": "decides where experts run",
     "foresee": "decides what to copy ahead", "observe": "updates the cache's records",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sim.costs.engine import engine_names, load_fitted
 from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.disk import hidden_from_gbps
@@ -84,7 +85,7 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
     facts = [
         ("decode", _decode(answer, question)),
         ("first token", _first(answer, question)),
-        *faster_disk_fact(question.disk, answer.prompt_ms),
+        *faster_disk_fact(question.disk, answer.prompt_ms, answer.memory),
         *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
@@ -104,9 +105,12 @@ def explained_part(fit: Fit) -> list[Part]:
     return gains_section(fit.engine.engine, fit.engine.gains)
 
 
-def faster_disk_fact(disk: str | None, prompt_ms: Mapping[str, float]) -> list[tuple[str, str]]:
+def faster_disk_fact(
+    disk: str | None, prompt_ms: Mapping[str, float], memory: SplitMemory
+) -> list[tuple[str, str]]:
     """Row on the rate of a disk for which a prompt would not wait."""
-    rate = hidden_from_gbps(disk, prompt_ms) if disk else None
+    missing = memory.disk_bytes / max(memory.host_bytes, 1)
+    rate = hidden_from_gbps(disk, prompt_ms, missing) if disk else None
     return [("disk", f"from {number(rate)} GB/s on, prompts wait for the link again, not for the disk")] if rate else []
 
 
@@ -177,6 +181,10 @@ ON_DISK = (
     "12 speeds of one machine with experts on a disk were predicted 31% too fast in the median, those of another four "
     "times or more"
 )
+WITH_VLLM = (
+    "31% in the median of 4 machines with vLLM (12 speeds), most too fast: 5 to 14% on such of 2026, 24% to twice with "
+    "versions of 2025"
+)
 
 
 def caveats(sentences: Sequence[str]) -> list[Part]:
@@ -192,21 +200,28 @@ def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
 
 
 def _error(answer: EngineAnswer, question: Question) -> str:
-    rate, several = 1e3 / answer.tpot_ms, answer.memory.cards_alone
-    return error_text(answer.error, answer.regime, question.batch, rate, answer.measured, several)
+    rate, apart = 1e3 / answer.tpot_ms, apart_text(answer.engine, answer.memory)
+    return error_text(answer.error, answer.regime, question.batch, rate, answer.measured, apart)
+
+
+def apart_text(engine: str, memory: SplitMemory) -> str | None:
+    """Errors of an answer to which rows of their own are like; None: of any other."""
+    if engine in engine_names() and load_fitted(engine).by_name:
+        return WITH_VLLM
+    return ON_SEVERAL if memory.cards_alone else None
 
 
 def error_text(
     error: ErrorToExpect | None, regime: Regime, batch: int, tokens_per_s: float, measured: bool = False,
-    several: bool = False,
+    apart: str | None = None,
 ) -> str:
     """Errors of decode speeds, in words, and where the speed then is; those of prompts are larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1:
         return "not known: others measured one sequence at a time"
-    if several:
-        return ON_SEVERAL
+    if apart:
+        return apart
     if error is None:
         return f"not known: {ON_DISK}"
     low, high = map(number, error.within(tokens_per_s))
@@ -256,7 +271,8 @@ def _experts(answer: EngineAnswer) -> str:
         return "all on the CPU" if answer.cpu_only else "all on the GPU"
     if answer.gpu_experts:
         return f"{answer.gpu_experts} of each of {answer.cpu_layers} layers on the GPU"
-    return f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
+    where = "on the CPU" if answer.decode_ms["cpu_experts"] else "in the host's memory, read over the link"
+    return f"those of {answer.cpu_layers} of {answer.layers} layers {where}"
 
 
 def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:

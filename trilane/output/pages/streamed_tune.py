@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trilane.common.units import GB
 from trilane.engines.streamed.speed import StreamedSpeed
 from trilane.engines.streamed.tune import StreamedTuning, command_of
@@ -11,8 +13,8 @@ from trilane.output.pages.widths import Command
 # Rows, machines, median error and share within a factor of 1.5, of ``trilane.engines.streamed.rows``, which take too
 # long to ask for an answer
 ERRORS = {
-    "colibri": (23, 16, 0.24, 0.65), "colibri-metal": (4, 3, 0.54, 0.50), "colibri-deepseek-v4": (4, 3, 0.43, 0.50),
-    "ds4-metal": (5, 1, 0.07, 1.00), "ds4-cuda": (8, 1, 0.26, 0.75), "slotstream": (4, 1, 0.09, 1.00),
+    "colibri": (23, 16, 0.24, 0.65), "colibri-metal": (4, 3, 0.54, 0.50), "colibri-deepseek-v4": (4, 3, 0.38, 0.50),
+    "ds4-metal": (5, 1, 0.04, 1.00), "ds4-cuda": (8, 1, 0.12, 1.00), "slotstream": (4, 1, 0.09, 1.00),
 }
 
 
@@ -30,6 +32,25 @@ def streamed_tune_page(found: StreamedTuning) -> list[Part]:
         heading(f"{best.shape.name} in {best.engine.title}"), "",
         Command(command_of(best)), "", pairs(facts.items()), "",
         heading("Other settings"), _others(found),
+    ]
+
+
+def readers_part(found: Sequence[StreamedTuning]) -> list[Part]:
+    """Table for the pages of other engines; nothing where no such program runs."""
+    if not found:
+        return []
+    columns = ("\nmodel", "\nprogram", "tokens\n/s", "GB in\nmemory", "\nhits", "GB read\na token", "median\nerror",
+               "within\nx1.5")
+    rows = [
+        [one.best.shape.name, one.name, _speed(one.best), f"{one.best.slots_bytes / GB:.1f}",
+         percent(one.best.hit_rate), f"{one.best.disk_bytes / GB:.2f}", *map(percent, ERRORS[one.name][2:])]
+        for one in found
+    ]
+    return [
+        "", heading("programs that read experts from the disk by themselves, in formats of their own"),
+        table(columns, rows, (0, 1)), "",
+        "a command line: trilane tune MODEL --engine PROGRAM --disk ...; times to the first token are not known; "
+        "errors are those of each program's measured speeds",
     ]
 
 

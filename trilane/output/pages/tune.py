@@ -16,6 +16,7 @@ from trilane.output.pages.caveats import limit_fact, tune_caveats, tune_warnings
 from trilane.output.pages.fit_engine import (
     ONE_TOKEN,
     PARTS,
+    apart_text,
     cards_fact,
     caveats,
     disk_text,
@@ -95,7 +96,7 @@ def tune_facts(tuning: Tuning) -> list[tuple[str, str]]:
     return [
         ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
-        *faster_disk_fact(tuning.question.fit.disk, best.prompt_ms),
+        *faster_disk_fact(tuning.question.fit.disk, best.prompt_ms, best.memory),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
         *roomier_fact(tuning.roomier),
@@ -150,8 +151,8 @@ def _faster_cache(tuning: Tuning) -> list[tuple[str, str]]:
 def _error(tuning: Tuning) -> str:
     """Error of decode."""
     rate = 1e3 / tuning.best.tpot_ms
-    several = tuning.best.memory.cards_alone
-    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured, several)
+    apart = apart_text(tuning.best.engine, tuning.best.memory)
+    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured, apart)
 
 
 def _memory(tuning: Tuning) -> list[tuple[str, str]]:

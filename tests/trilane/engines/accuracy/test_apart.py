@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 
-from trilane.common.csv_files import read_csv
-from trilane.engines.accuracy.apart import ON_DISK, SEVERAL_GPUS, WITHIN, DiskRow, apart_lines
+from trilane.engines.accuracy.apart import ON_DISK, SEVERAL_GPUS, VLLM, WITHIN, apart_lines, speeds_of
 from trilane.engines.accuracy.errors import Speeds, factor
 from trilane.engines.accuracy.measured_rows import MeasuredRow, RowsError, predict, read_rows
+from trilane.engines.accuracy.scores import SHIPPED, scores_of
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
 from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
+from trilane.output.pages.fit_engine import WITH_VLLM
 
-DISK_ROWS = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
+DISK_ROWS = read_rows(ON_DISK)
 
 
 def test_no_row_is_among_those_that_engines_are_fitted_to() -> None:
     fitted = read_rows()
-    for row in (*read_rows(SEVERAL_GPUS), *DISK_ROWS):
+    for row in (*read_rows(SEVERAL_GPUS), *read_rows(VLLM), *DISK_ROWS):
         assert row.id not in {one.id for one in fitted if not one.left_out}
         assert row.source
-        assert row.scored
+        assert row.scored or row.quality == "C"
 
 
 def test_a_row_with_a_disk_is_the_question_of_its_machine() -> None:
@@ -34,7 +38,24 @@ def test_a_row_with_a_disk_is_the_question_of_its_machine() -> None:
     )
     speed = EngineSpeed.asked(asked, asked.model_shape, asked.load_machine())
     assert speed.decode.disk_ns > 5e6
-    assert row.speeds == Speeds(1e9 / speed.decode.total_ns, 2343e9 / speed.prompt.total_ns)
+    assert speeds_of(row) == Speeds(1e9 / speed.decode.total_ns, 2343e9 / speed.prompt.total_ns)
+
+
+def test_a_users_file_of_rows_with_a_disk_is_asked_like_the_bundled_one() -> None:
+    """A disk that was passed over would leave decode a half too fast."""
+    scores = scores_of(str(ON_DISK))
+    assert scores.predictions[SHIPPED]["t3t-8"] == speeds_of(next(row for row in DISK_ROWS if row.id == "t3t-8"))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"ram_gb": None}, "ram_gb: expected the GiB of memory above the disk 'nvme-3x4', got none"),
+    ({"kv_bits": 8.5}, "kv_bits: expected nothing in rows with a disk, got 8.5"),
+])
+def test_a_row_with_a_disk_states_its_memory_and_no_setting_that_is_not_asked(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RowsError, match=re.escape(message)):
+        speeds_of(replace(DISK_ROWS[0], **changes))
 
 
 def test_what_a_second_card_does_to_prompts_is_predicted_within_a_twentieth() -> None:
@@ -62,26 +83,29 @@ def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
     assert {key: (line.errors.rows, line.errors.machines) for key, line in lines.items()} == {
         ("several GPUs", "decode"): (20, 4), ("several GPUs", "prompts"): (28, 3),
         ("experts on a disk", "decode"): (12, 1), ("experts on a disk", "prompts"): (6, 1),
-        ("own readers", "decode"): (48, 21),
+        ("own readers", "decode"): (48, 21), ("vLLM", "decode"): (12, 4), ("vLLM", "prompts"): (1, 1),
     }
     disk = lines["experts on a disk", "decode"]
-    near = [factor(row.speeds.decode / row.decode_tokens_per_s - 1) <= WITHIN for row in DISK_ROWS
-            if row.decode_tokens_per_s and row.speeds.decode]
+    near = [factor((speeds_of(row).decode or 0) / row.decode_tokens_per_s - 1) <= WITHIN for row in DISK_ROWS
+            if row.decode_tokens_per_s]
     assert disk.within == sum(near) / len(near) == 1.0
 
 
 def test_answers_say_what_errors_such_rows_have() -> None:
-    on_several, _, on_disk, *_ = (line.errors for line in apart_lines())
+    on_several, _, on_disk, *_, with_vllm, _ = (line.errors for line in apart_lines())
     assert f"{on_several.by_machine:.0%} in the median of {on_several.machines} machines" in ON_SEVERAL_GPUS
     assert f"({on_several.rows} speeds)" in ON_SEVERAL_GPUS
     assert f"up to {on_several.p90:.0%}" in ON_SEVERAL_GPUS
     assert f"{on_disk.rows} speeds of one machine" in WITH_A_DISK
     assert f"{on_disk.bias:.0%} too fast" in WITH_A_DISK
+    assert f"{with_vllm.by_machine:.0%} in the median of {with_vllm.machines} machines" in WITH_VLLM
+    assert f"({with_vllm.rows} speeds)" in WITH_VLLM
 
 
 @pytest.mark.parametrize(("group", "quantity", "median"), [
     ("several GPUs", "decode", 0.12), ("several GPUs", "prompts", 0.13),
-    ("experts on a disk", "decode", 0.31), ("experts on a disk", "prompts", 0.53), ("own readers", "decode", 0.24),
+    ("experts on a disk", "decode", 0.31), ("experts on a disk", "prompts", 0.22), ("own readers", "decode", 0.18),
+    ("vLLM", "decode", 0.19),
 ])
 def test_medians_are_those_that_the_page_tells(group: str, quantity: str, median: float) -> None:
     [line] = [one for one in apart_lines() if (one.group, one.quantity) == (group, quantity)]

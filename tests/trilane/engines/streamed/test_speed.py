@@ -114,6 +114,18 @@ def test_a_cache_of_all_layers_with_less_than_a_token_hits_nothing() -> None:
     assert speed(StreamedSetting(0.99 * token), by_layer, mac).hit_rate > 0.1
 
 
+def test_slots_that_start_empty_miss_what_is_used_first_and_the_longer_the_answer_the_less() -> None:
+    """One that has run before has experts that the routing has not used yet as often as there is room for any."""
+    mac = Question("deepseek-v4-flash", gpu="apple-m5-pro", ram_gb=64, disk="12.8", prompt_tokens=8, generated=24)
+    empty = streamed_engines()["ds4-metal"]
+    filled = empty._replace(starts_empty=Sourced(False, "test", "low"))
+    short, long, before = (
+        speed(StreamedSetting(64 * GB), engine, replace(mac, generated=tokens)).hit_rate
+        for engine, tokens in ((empty, 24), (empty, 96), (filled, 24))
+    )
+    assert short < long < before
+
+
 @pytest.mark.parametrize("better", [{"disk": "nvme-5x4"}, {"ram_gb": 128}])
 def test_better_parts_never_take_longer(better: dict[str, str | int]) -> None:
     automatic = StreamedSetting(tokens_per_pass=1)

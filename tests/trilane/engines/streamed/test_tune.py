@@ -9,7 +9,7 @@ import pytest
 from trilane.common.units import GB
 from trilane.engines.question import FitError, Question
 from trilane.engines.streamed.kinds import streamed_engines
-from trilane.engines.streamed.tune import command_of, streamed_tuning
+from trilane.engines.streamed.tune import command_of, streamed_tuning, tunings_next_to
 from trilane.output.pages.streamed_tune import streamed_tune_page
 from trilane.verbs.named_parts import READERS
 
@@ -49,6 +49,16 @@ def test_with_little_memory_the_speed_is_that_of_the_whole_gigabytes_that_the_co
     (only,) = streamed_tuning("ds4-metal", replace(MAC, ram_gb=18)).speeds
     assert only.slots_bytes == 3 * GB < only.most_slots_bytes
     assert command_of(only).endswith("--ssd-streaming-cache-experts 3GB")
+
+
+def test_other_engines_answers_have_the_programs_that_read_the_model_next_to_them() -> None:
+    asked = replace(MAC, weights="q2_k", threads=8, window=8192)  # of llama.cpp
+    found = tunings_next_to(asked, ["deepseek-v4-flash"])
+    assert [one.name for one in found] == ["ds4-metal", "colibri-deepseek-v4"]
+    assert found[0].best == streamed_tuning("ds4-metal", MAC).best
+    assert {one.best.shape.name for one in tunings_next_to(asked)} == {"deepseek-v4-flash", "glm-5"}
+    assert tunings_next_to(replace(asked, disk=None)) == ()
+    assert tunings_next_to(asked, ["gpt-oss-120b"]) == ()
 
 
 @pytest.mark.parametrize(("name", "question", "match"), [

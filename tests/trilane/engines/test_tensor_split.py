@@ -1,0 +1,164 @@
+"""Splits of tensors and rows: a case by hand, limits of the form, units that are not divided, and a broken twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.costs.engine import EngineError, FittedEngine, load_fitted
+from sim.costs.software import SplitMode
+from sim.machine.cards import load_machine
+from traces.models.catalogue import load_model
+from traces.models.shape import ExpertWork, ModelShape
+from trilane.engines.layer_split import LayerSplit
+from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
+from trilane.engines.tensor_split import CardWork, PartTime, Shares, Sums, TensorSplit, busiest_share, shares_in_units
+
+MODEL = load_model("qwen3-30b-a3b@q8_0")
+TINY = ModelShape(
+    "tiny", moe_layers=4, dense_layers=0, experts=8, top_k=2, hidden=1024, expert_width=1024, vocab=1024, heads=8,
+    kv_heads=8, head_dim=128, kv_width=2048, attention_params=4_194_304, tied_embeddings=False,
+)
+
+
+def engine_with(name: str = "llama.cpp", **numbers: float) -> FittedEngine:
+    return load_fitted(name).with_numbers({f"cards.{key}": value for key, value in numbers.items()})
+
+
+def decode(gpu: str, by_card: tuple[int, ...] | None, mode: SplitMode, engine: FittedEngine, **more: Any) -> DecodeTime:
+    split = StaticSplit(more.get("cpu_layers", 0), by_card=by_card, mode=mode)
+    return decode_time(MODEL, load_machine(f"{gpu}+ddr4-3200"), engine, split, 2048)
+
+
+def prompt(gpu: str, by_card: tuple[int, ...] | None, mode: SplitMode, engine: FittedEngine) -> PromptTime:
+    return prompt_time(MODEL, load_machine(f"{gpu}+ddr4-3200"), engine, StaticSplit(0, by_card=by_card, mode=mode), 999)
+
+
+def by_hand(sum_ns: float) -> TensorSplit:
+    """Two cards, the second at half the speed of the first, without experts on the host but for one layer of 50 ns."""
+    cards = tuple(
+        CardWork(PartTime(80.0 * slow, 20.0), PartTime(0.0, 4.0), PartTime(0.0), PartTime(200.0 * slow, 6.0),
+                 slow * np.array([0.0, 40.0, 80.0, 120.0, 160.0])) for slow in (1, 2)
+    )
+    none = np.zeros(5)
+    host = LayerSplit(TINY, (), np.array([0.0, 50.0, 100.0, 150.0, 200.0]), none, none, (), (), (), 0.0, False)
+    return TensorSplit(TINY, cards, host, sum_ns, 1, copied=False)
+
+
+def test_two_unequal_cards_by_hand() -> None:
+    """Shares of 3/4 and 1/4: the first takes 20 + 60 ns of attention, the second 20 + 40; 120 and 80 of all experts."""
+    attention, others, experts, cpu, handing, copies = by_hand(7.0).parts(0, (3, 1))
+    assert (attention, experts, cpu, copies) == (4 * 80.0, 120.0, 0.0, 0.0)
+    assert others == 4 * 4.0 + 6.0 + 150.0
+    assert handing == 8 * 7.0  # one sum after attention, one after the mixture
+
+
+def test_a_layer_whose_experts_the_host_has_needs_one_sum_less() -> None:
+    attention, _, experts, cpu, handing, _ = by_hand(7.0).parts(1, (3, 1))
+    assert (attention, experts, cpu, handing) == (320.0, 90.0, 50.0, 7 * 7.0)
+
+
+def test_the_slower_card_is_waited_for() -> None:
+    """Halves: 20 + 80 ns of attention on the second, 160 ns of experts. A twin that takes the first card's is noticed.
+    """
+    attention, _, experts, *_ = by_hand(7.0).parts(0, (1, 1))
+    assert (attention, experts) == (4 * 100.0, 160.0)
+    split = by_hand(7.0)
+    broken = replace(split, cards=(split.cards[0],) * 2).parts(0, (1, 1))
+    assert broken[0] == 4 * 60.0
+
+
+def test_sums_take_what_was_measured() -> None:
+    """Two RTX 5070 Ti over slots of 26 GB/s: 10 KB 39 us, 20 MB 10.9 ms (sgl-project/sglang PR 39605)."""
+    work = load_fitted("llama.cpp").cards
+    assert work is not None
+    assert work.sums is not None
+    cards = load_machine("2x-rtx-5070-ti+ddr5-5600+pcie-4x16").cards
+    assert Sums.over(cards, work.sums).ns(10e3) == pytest.approx(39e3, rel=0.15)
+    assert Sums.over(cards, work.sums).ns(20e6) == pytest.approx(10.9e6, rel=0.05)
+    assert Sums.over(cards[:1], work.sums) == (0.0, 0.0)
+
+
+def test_linked_cards_sum_over_their_link() -> None:
+    """In two steps of 5 us; 9 us were measured of two linked cards. More cards take more steps."""
+    work = load_fitted("llama.cpp").cards
+    assert work is not None
+    assert work.sums is not None
+    found = [Sums.over(load_machine(f"{n}x-rtx-3090+ddr4-3200+p2p").cards, work.sums).latency_ns for n in (2, 4)]
+    assert found == [10e3, 30e3]
+
+
+@pytest.mark.parametrize(("mode", "engine"), [("row", "llama.cpp"), ("tensor", "llama.cpp"), ("graph", "ik_llama.cpp")])
+def test_one_card_takes_its_own_time(mode: SplitMode, engine: str) -> None:
+    alone, first = ("rtx-3090", None), ("rtx-3090+rtx-3060", (49, 0))
+    for time in (decode, prompt):
+        assert time(*first, mode, load_fitted(engine)) == time(*alone, "layer", load_fitted(engine))
+
+
+def test_equal_cards_with_links_that_take_no_time_divide_the_work() -> None:
+    """All but the fixed time of a layer. Of 768 in units of 128, four cards take 1, 2, 1 and 2."""
+    free = engine_with(**{"sums.step_ns": 0.0, "sums.host_bytes_per_s": 1e18})
+    one = decode("rtx-3090", None, "layer", free)
+    two, four = (decode(f"{cards}x-rtx-3090", (1,) * cards, "tensor", free) for cards in (2, 4))
+    assert two.handing_over_ns < 0.02 * two.total_ns  # what crosses the slots
+    assert two.gpu_experts_ns == pytest.approx(one.gpu_experts_ns / 2, abs=48)
+    assert four.gpu_experts_ns == pytest.approx(one.gpu_experts_ns / 3, abs=48)
+    work = 2 * (one.attention_ns - two.attention_ns)
+    fixed = one.attention_ns - work
+    assert fixed == pytest.approx(48 * 45_000, rel=0.15)  # launches, norms: gpu.layer_ns
+    assert four.attention_ns == pytest.approx(fixed + work / 4, abs=96)
+
+
+def test_sums_that_take_longer_take_it_in_every_layer() -> None:
+    slow, quick = (decode("2x-rtx-3090", (1, 1), "tensor", engine_with(**{"sums.step_ns": ns})) for ns in (3e4, 1e4))
+    assert slow.handing_over_ns - quick.handing_over_ns == 48 * 2 * 2 * 20_000
+
+
+def test_what_is_not_divided_is_counted_in_whole_units() -> None:
+    """An expert of Qwen3-30B-A3B is 768 wide: three super-blocks of 256, or six units of 128."""
+    of = {weights: Shares.of(load_model(f"qwen3-30b-a3b@{weights}"), (1, 1)).experts for weights in ("q4_k_m", "q8_0")}
+    assert of == {"q4_k_m": (1 / 3, 2 / 3), "q8_0": (0.5, 0.5)}
+    assert Shares.of(load_model("qwen3.6-35b-a3b@q4_k_m"), (1, 1, 1, 1)).attention == (0.5,) * 4  # two heads of keys
+    assert shares_in_units(10, (3, 1)) == (0.7, 0.3)
+
+
+def test_the_busiest_of_two_cards_with_whole_experts_is_that_of_all_draws() -> None:
+    """All ways to draw 2 of 8 experts, 4 of which are on each card: 12 of 28 are on one card, the others on both."""
+    draws = [*combinations(range(8), 2)]
+    exact = sum(max(sum(one < 4 for one in draw), sum(one >= 4 for one in draw)) for draw in draws) / len(draws) / 2
+    assert busiest_share(8, 2, 2) == pytest.approx(exact)
+    assert busiest_share(8, 8, 2) == pytest.approx(0.5)
+    assert busiest_share(256, 8, 4) == pytest.approx(0.455, abs=0.02)  # 3.6 of 8 experts where the mean is 2
+
+
+def test_rows_gather_each_product() -> None:
+    """Four products of attention and the router's in each of 48 layers, and the head's."""
+    slow, quick = (decode("2x-rtx-3090", (25, 24), "row", engine_with(gather_ns=ns)) for ns in (30e3, 20e3))
+    assert slow.total_ns - quick.total_ns == pytest.approx((48 * 5 + 1) * 10e3, abs=3)
+
+
+def test_rows_divide_no_experts() -> None:
+    layer, row = (decode("2x-rtx-3090", (25, 24), mode, load_fitted("llama.cpp")) for mode in ("layer", "row"))
+    assert row.gpu_experts_ns == layer.gpu_experts_ns
+    assert row.total_ns > layer.total_ns
+
+
+def test_llama_cpp_leaves_a_prompts_experts_to_the_cpu_and_ik_copies_them() -> None:
+    for engine, mode in (("llama.cpp", "tensor"), ("ik_llama.cpp", "graph")):
+        split = StaticSplit(20, by_card=(1, 1), mode=mode)  # type: ignore[arg-type]
+        time = prompt_time(MODEL, load_machine("2x-rtx-3090+ddr4-3200"), load_fitted(engine), split, 2048)
+        assert (time.cpu_experts_ns > 0, time.copies_ns > 0) == (engine == "llama.cpp", engine != "llama.cpp")
+
+
+def test_an_engine_without_sums_is_refused() -> None:
+    engine = load_fitted("llama.cpp")
+    assert engine.cards is not None
+    without = replace(engine, cards=engine.cards._replace(sums=None, gather_ns=None))
+    for kind, words in ((TensorSplit, "no other split"),):
+        with pytest.raises(EngineError, match=words):
+            kind.on(MODEL, load_machine("2x-rtx-3090+ddr4-3200"), without, ExpertWork.of(MODEL, 1), 1, [(9,)],
+                    threads=None)
