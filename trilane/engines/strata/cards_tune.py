@@ -112,7 +112,7 @@ def cards_tuning(question: Question, engine: FittedEngine, hardware: Hardware) -
         raise FitError(f"{engine.name}: expected cards of one vendor, got {' and '.join(vendors)}")
     for card in hardware.cards:
         check_machine(question, engine, shape, card)
-    asked = _Asked(question, engine, shape, hardware)
+    asked = _AskedCards(question, engine, shape, hardware)
     ways, refused = list[CardsWay](), list[FitError]()
     for found in (asked.alone, asked.split, asked.helped):
         try:
@@ -128,7 +128,7 @@ _Time: TypeAlias = Callable[[StrataSetting, float], tuple[WindowTime, float]]  #
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AskedCards:
     question: Question
     engine: FittedEngine
     shape: ModelShape
