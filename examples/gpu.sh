@@ -2,7 +2,8 @@
 # Check, profile and validate one CUDA GPU, and pack the results: examples/gpu.sh OUT [STAGE...]
 #
 # Stages (default: all); each takes less than nine minutes (estimated), but for the three of llama.cpp after its build:
-#   smoke             lanes, memory and link; every policy on a small model compared with the unmodified one; the tests of CUDA lanes
+#   smoke             lanes, memory and link; every policy on a small model compared with the unmodified one, some on two GPUs
+#                     (skipped, and said to be, where there is one); the tests of CUDA lanes
 #   profile           microbenchmarks of the models of the next three stages, into OUT/profile.yaml
 #   deepseek-v2-lite  the whole model, measured and predicted, on a bundled trace
 #   qwen3-30b-a3b     the same for its first 24 layers, on synthetic routing
@@ -39,7 +40,7 @@
 #   LLAMA_LIBRARY      a libllama.so of build 11549 that uses the GPU; default: what the package xllamacpp brings, or a build
 #   LLAMA_BUILD        the folder of that build; default: build/llama.cpp in the checkout
 #   LLAMA_SOURCES      xllamacpp-2026.10.11549.tar.gz, where it cannot be downloaded
-#   CUDA_VISIBLE_DEVICES=0  the GPU of all stages: one, since llama.cpp would spread a model over all
+#   CUDA_VISIBLE_DEVICES=0  the GPU of all stages: one, since llama.cpp would spread a model over all; the first stage uses 0,1
 #   HARDWARE           this machine's parts, such as rtx-4090+ddr5-5600, for the null model; default: those that are found
 #   TRILANE_HOST_MEMORY_GB  host memory for experts, if a virtual machine shows less than it has
 # Exit status: 0 all passed, 1 one failed or was stopped, 3 one ran out of time and continues when run again.
@@ -63,6 +64,7 @@ stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b llama.cpp-buil
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # A stream that waits for CPU experts must not delay others: each has a hardware queue, and kernels are loaded in advance.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+two_gpus=${CUDA_VISIBLE_DEVICES:-0,1}
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 export PYTHONFAULTHANDLER=1  # print a traceback when a command that hangs is ended
 
@@ -108,7 +110,7 @@ esac
 # --- the stages -------------------------------------------------------------------------------------------------------
 
 smoke() {
-  once smoke $trilane smoke --lanes "$lanes" --json "$out/smoke.json"
+  once smoke env CUDA_VISIBLE_DEVICES="$two_gpus" $trilane smoke --lanes "$lanes" --json "$out/smoke.json"
   if $python -c 'import pytest, hypothesis' 2>/dev/null; then
     once device-tests $python -m pytest -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" --device $device \
       "$root"/tests/realrun/*/test_cuda_*.py

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.protocols import Needs
 from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
+from realrun.execution.cards import check_divided, rows_of, running
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.expert_file import ExpertFile
 from realrun.experts.file_of_run import file_for, held_experts
 from realrun.experts.store import GpuSlots, check_one_width, slots_needed
+from realrun.generation.divided_model import division_of, on_devices
+from realrun.generation.generated_trace import GeneratedTrace, blank_trace
 from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through
-from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, MadeForecasts, PartialStates
+from realrun.generation.live_cards import LiveCards, live_layers
+from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, PartialStates
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
@@ -33,15 +35,13 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture import forecasts as capture_forecasts
 from traces.capture.forecasts import check_vectors, checked_stream
-from traces.capture.passes import Batch, HookedModel, Pass, Pick, Sampler, place_rows, routing_rows, score_rows
+from traces.capture.passes import Batch, HookedModel, Pick, Sampler
 from traces.capture.passes import generate as library_passes
-from traces.capture.record import LayerRecord
 from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
 from traces.file import write_trace
-from traces.layout import BY_TOKEN, DECODE, PREFILL, ForecastKey, tensor_specs
-from traces.models.shape import ModelShape
+from traces.layout import BY_TOKEN
 from traces.trace import Trace
 
 
@@ -86,8 +86,6 @@ class GenerateRequest:
         for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
-        if (scenario.gpus or 1) > 1:
-            raise RefusedError("generate: expected gpus 1; several GPUs are replayed or simulated")
         if scenario.draft_tokens:
             raise RefusedError("generate: expected draft_tokens 0, no model drafts here; simulate or replay drafts")
         if self.generated_tokens < 0 or not self.prompts:
@@ -101,13 +99,20 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """The results: ``tokens`` [B][1 + generated], the run, the session with the log of its calls, and the trace."""
+    """The results: ``tokens`` [B][1 + generated], the run, the session of each GPU with the log of its calls, and the
+    trace."""
 
     tokens: tuple[tuple[int, ...], ...]
     run: Run
-    session: LoggedSession
+    sessions: tuple[LoggedSession, ...]
     trace: Trace
     tokenizer: Any
+
+    @property
+    def session(self) -> LoggedSession:
+        """The session of the only GPU."""
+        [session] = self.sessions
+        return session
 
     @property
     def texts(self) -> list[str]:
@@ -143,12 +148,23 @@ def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: in
     scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
     sequences = range(len(request.prompts))
     prepared = prepare(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
+    check_divided(prepared)
+    if prepared.gpus > 1 and prepared.needs.forecasts and request.trace is not None:
+        raise RefusedError(
+            f"policy {scenario.policy!r} on {prepared.gpus} GPUs: expected no trace to write, since no forecasts are "
+            "made for layers of another GPU; leave it out (`--trace`), or generate on one GPU"
+        )
     return prepared.with_trace(blank_trace(model.shape, sequences, *lengths, prepared.needs)).checked()
+
+
+def kinds_from_vectors(needs: Needs) -> list[str]:
+    """The kinds of a policy's forecasts that are made from vectors of a calibration."""
+    return sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
 
 
 def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
     """The vectors for forecasts. Raises RefusedError if they are missing, or of another model."""
-    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
+    kinds = kinds_from_vectors(needs)
     if not kinds:
         return None
     if request.vectors is None:
@@ -185,23 +201,29 @@ def forecasts_for(
     return LiveForecasts(needs, forecaster, recorder, model.probe.records, partial, model.shape.top_k)
 
 
-def executor_for(
-    prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int,
-    file: ExpertFile | None = None,
-) -> Executor:
-    """An executor with slots, buffers and kernels for steps of up to ``step_tokens``. ``file``: of the experts, where
-    the host holds a part of them."""
-    policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    [slots_on_gpu] = slots_needed(prepared)
-    arena = machine.gpu_tensor((slots_on_gpu, layout.size_bytes), torch.uint8)
-    slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
-    sizes = LayerSizes(
-        step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
-    )
-    store = model.store if file is None else held_experts(
-        file, prepared, lambda size: machine.host_tensor((size,), torch.uint8)
-    )
-    return Executor(session, machine, store, slots, [layer.experts for layer in layers], sizes)
+def sizes_of(model: HostedModel, step_tokens: int) -> LayerSizes:
+    """The buffers for steps of up to ``step_tokens``."""
+    hidden = model.loaded.layers[0].hidden
+    return LayerSizes(step_tokens, model.shape.top_k, hidden, model.loaded.model.dtype, model.sum_dtype)
+
+
+def executors_for(
+    prepared: Prepared, sessions: Sequence[LoggedSession], model: HostedModel, machine: Machine, sizes: LayerSizes,
+    file: ExpertFile | None,
+) -> list[Executor]:
+    """An executor for each GPU, with its slots, buffers and kernels. ``file``: of the experts, where the host holds a
+    part of them."""
+    policy, size_bytes, made = prepared.composition, model.store.layouts[0].size_bytes, []
+    for number, (session, slots) in enumerate(zip(sessions, slots_needed(prepared), strict=True)):
+        block, card = prepared.cards[number].block, machine.card(number)
+        store = model.store.part(block) if file is None else held_experts(
+            file, prepared, lambda size: machine.host_tensor((size,), torch.uint8)
+        )
+        arena = card.gpu_tensor((slots, size_bytes), torch.uint8)
+        kernels = [layer.experts for layer in model.loaded.layers[block.first : block.end]]
+        gpu_slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
+        made.append(Executor(session, card, store, gpu_slots, kernels, sizes))
+    return made
 
 
 def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:
@@ -227,25 +249,45 @@ def generate_hosted(
     request.check()
     prompts = tokens_of(request, model.loaded.tokenizer)
     prepared = prepared_for(request, model, prompts.shape[1])
-    needs, layers = prepared.composition.needs, model.loaded.layers
     with ExitStack() as stack:
-        recorder = LiveRecorder(layers)
-        stack.enter_context(recorder)
-        forecasts = forecasts_for(request, model, needs, recorder, stack)
-        session = prepared.session_of(LoggedSession)
+        recorder = stack.enter_context(LiveRecorder(model.loaded.layers))
+        forecasts = forecasts_for(request, model, prepared.needs, recorder, stack)
         file = stack.enter_context(file_for(request.experts_folder, prepared, model.store.slabs))
-        executor = executor_for(prepared, session, model, machine, prompts.numel(), file)
-        live = LiveLayers(executor, recorder, forecasts, model.facts)
-        kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
-        stack.enter_context(routed_through(layers, live))
-        with executor.running():
+        sizes, sessions = sizes_of(model, prompts.numel()), prepared.sessions_of(LoggedSession)
+        executors = executors_for(prepared, sessions, model, machine, sizes, file)
+        blocks = [card.block for card in prepared.cards]
+        live = live_layers(executors, blocks, recorder, forecasts, model.facts, sizes)
+        if prepared.gpus > 1:
+            stack.enter_context(_divided(prepared.needs, model, live))
+        kept = GeneratedTrace(model.facts.rule, prepared.needs, forecasts.count)
+        stack.enter_context(routed_through(model.loaded.layers, live))
+        with running(executors):
             picked = pick or Sampler(request.scenario.seed, request.temperature)
             outputs = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
-    return _generated(request, model, prepared, session, executor, kept, outputs)
+    trace = _trace(request, prepared.scenario, model, kept)
+    traced = prepared.with_trace(trace)
+    errors, label = sessions[0].routing_errors(traced.demand), f"generated on {machine.kind}"
+    run = Run.of(traced, rows_of(executors, blocks), errors, label)
+    tokens = tuple(tuple(row) for row in torch.cat(outputs, 1).tolist())
+    return Generated(tokens, run, tuple(sessions), trace, model.loaded.tokenizer)
+
+
+@contextmanager
+def _divided(needs: Needs, model: HostedModel, live: LiveCards) -> Iterator[None]:
+    """The model's layers on their GPUs in the block. Raises RefusedError for a model that cannot be divided."""
+    kinds = kinds_from_vectors(needs)
+    if kinds and len(set(live.devices)) > 1:
+        raise RefusedError(
+            f"generate on several CUDA devices: expected no forecasts of the kind {', '.join(kinds)}, whose vectors "
+            "are on one of them; choose another policy, one GPU, or host lanes"
+        )
+    division = division_of(model.loaded.model, model.loaded.layers, live.blocks)
+    with on_devices(division, live.devices), live.handing_over(division):
+        yield
 
 
 def _passes(
-    model: Any, prompts: Tensor, new_tokens: int, layers: LiveLayers, kept: GeneratedTrace, pick: Pick
+    model: Any, prompts: Tensor, new_tokens: int, layers: LiveCards, kept: GeneratedTrace, pick: Pick
 ) -> list[Tensor]:
     """Run the prompts, then one token of each sequence at a time; the tokens chosen after every pass, [B, 1]."""
     sequences, outputs = tuple(range(len(prompts))), list[Tensor]()
@@ -253,6 +295,7 @@ def _passes(
     def picked(logits: Tensor, sequences: Sequence[int], step: int) -> Tensor:
         chosen = pick(logits, sequences, step)
         outputs.append(layers.end_pass(chosen))
+        chosen = chosen.to(model.device)  # from the last GPU
         if step < new_tokens:
             layers.begin_step(step + 1, "decode", sequences, chosen)
         return chosen
@@ -263,20 +306,13 @@ def _passes(
     return outputs
 
 
-def _generated(
-    request: GenerateRequest, model: HostedModel, prepared: Prepared, session: LoggedSession, executor: Executor,
-    kept: GeneratedTrace, outputs: list[Tensor],
-) -> Generated:
-    """The results; writes the trace if the request names a file."""
+def _trace(request: GenerateRequest, scenario: Scenario, model: HostedModel, kept: GeneratedTrace) -> Trace:
+    """The trace, written if the request names a file. Raises ScenarioError for prompts of the calibration's."""
     trace = kept.trace(model.shape, _provenance(request, model))
-    check_other_prompts(prepared.scenario, trace)
+    check_other_prompts(scenario, trace)
     if request.trace is not None:
         write_trace(trace, request.trace)
-    traced = prepared.with_trace(trace)
-    errors = session.routing_errors(traced.demand)
-    run = Run.of(traced, executor.recorder.rows, errors, f"generated on {executor.machine.kind}")
-    tokens = tuple(tuple(row) for row in torch.cat(outputs, 1).tolist())
-    return Generated(tokens, run, session, trace, model.loaded.tokenizer)
+    return trace
 
 
 def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:
@@ -290,66 +326,3 @@ def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:
         "generated_tokens": request.generated_tokens,
         "scores": f"{model.facts.rule} of the router's output" + ("" if model.probe.certain else " (assumed)"),
     }
-
-
-Rows = dict[str, NDArray[Any]]
-
-
-def blank_trace(
-    shape: ModelShape, sequences: Sequence[int], prompt_tokens: int, generated_tokens: int, needs: Needs
-) -> Trace:
-    """The trace of a generation before it begins: rows in order, without routing.
-
-    It defines the steps, and has the columns for a policy with these ``needs``.
-    """
-    count = min(2 * shape.top_k, shape.experts)
-    keys = {ForecastKey(*pair): (count, needs.tokens) for pair in needs.forecasts}
-    batch, tokens = len(sequences), len(sequences) * (prompt_tokens + generated_tokens)
-    tensors: Rows = {
-        name: np.zeros((tokens, *spec.row_shape), spec.dtype)
-        for name, spec in tensor_specs(shape, scores=True, forecasts=keys).items()
-    }
-    steps = [Pass(tuple(sequences), torch.zeros(batch, prompt_tokens), 0, PREFILL)]
-    for start in range(prompt_tokens, prompt_tokens + generated_tokens):
-        steps.append(Pass(tuple(sequences), torch.zeros(batch, 1), start, DECODE))
-    return Trace.trusted(shape, tensors | _joined([place_rows(step) for step in steps]), {}, "")
-
-
-class GeneratedTrace:
-    """Collects the records of passes on their device, and makes a trace of them when the run is over."""
-
-    def __init__(self, rule: str, needs: Needs, count: int) -> None:
-        self._rule, self._needs, self._count = rule, needs, count
-        self._passes: list[tuple[Pass, list[LayerRecord], list[MadeForecasts]]] = []
-
-    def add(self, done: Pass, records: Sequence[LayerRecord], made: list[MadeForecasts]) -> None:
-        """Add one forward pass."""
-        nothing = torch.empty(0)
-        self._passes.append((done, [replace(record, gate_input=nothing) for record in records], made))
-
-    def trace(self, shape: ModelShape, provenance: Mapping[str, Any]) -> Trace:
-        """The trace of all passes. Raises TraceError for records that a trace cannot hold."""
-        rows = [
-            {
-                **place_rows(done), **routing_rows(records), "scores": score_rows(records, self._rule),
-                **self._forecast_rows(made, len(records), done.tokens.numel()),
-            }
-            for done, records, made in self._passes
-        ]
-        return Trace.from_tensors(shape, _joined(rows), provenance, where="generated trace")
-
-    def _forecast_rows(self, made: list[MadeForecasts], layers: int, tokens: int) -> Rows:
-        rows: Rows = {}
-        for key in (ForecastKey(*pair) for pair in self._needs.forecasts):
-            ids = np.full((tokens, layers, self._count), -1, np.int16)
-            scores = np.zeros(ids.shape, np.float16)
-            for layer in range(layers - key.lookahead):
-                ids[:, layer], scores[:, layer] = made[layer][key]
-            rows[key.ids_name] = ids
-            if self._needs.tokens:
-                rows[key.scores_name] = scores
-        return rows
-
-
-def _joined(rows: Sequence[Rows]) -> Rows:
-    return {name: np.concatenate([of_pass[name] for of_pass in rows]) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""The CUDA machine: lanes that are streams of one GPU, and a thread for experts on the CPU.
+"""The CUDA machine: lanes that are streams of a GPU, and a thread for experts on the CPU, which several GPUs share.
 
 Rules for callers, in addition to the protocol:
 
@@ -12,6 +12,9 @@ Rules for callers, in addition to the protocol:
 - GPU work that needs results of CPU experts is launched before these are ready: its stream waits for a flag that the
   CPU's thread sets (``stream_flags``). If the driver has no such wait, the host waits instead, and its next launches
   are later than in the simulator; the machine's facts say so.
+- Of several GPUs the host thread works on the selected one (``select``): kernels that it launches outside ``submit``
+  need tensors of that device. Each device has a compute stream that is current, so that copies by ``Tensor.to`` from
+  one to the other are in order with both GPU lanes (torch makes the streams of both wait).
 """
 
 from __future__ import annotations
@@ -29,7 +32,14 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
-from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, stream_flag, why_unreadable
+from realrun.machine.cuda_memory import (
+    StreamFlag,
+    gpu_tensor,
+    gpu_view,
+    limit_gpu_memory,
+    stream_flag,
+    why_unreadable,
+)
 from realrun.machine.cuda_streams import GpuClock, StreamCompletion, StreamLane
 from realrun.machine.facts import cpu_facts, gpu_facts
 from realrun.machine.lanes import MachineLane, nothing
@@ -100,17 +110,23 @@ class CudaSettings:
 
 
 class CudaLanes:
-    """The lanes of one GPU. ``settings``: as given, with the chosen result path."""
+    """The lanes of one GPU. ``settings``: as given, with the chosen result path.
+
+    ``first``: the lanes of GPU 0, whose CPU thread and host memory those of a further GPU share.
+    """
 
     kind = "cuda"
+    _pinned: Pinned
+    _flag: StreamFlag | None
+    _cpu: ThreadLane
 
-    def __init__(self, settings: CudaSettings | None = None) -> None:
+    def __init__(self, settings: CudaSettings | None = None, *, first: CudaLanes | None = None) -> None:
         settings = settings or CudaSettings()
         settings.check()
         self.device = torch.device("cuda", settings.device_index)
         torch.cuda.set_device(self.device)
         limit_gpu_memory(self.device, settings.memory_bytes)
-        self._pinned, self._cores = Pinned(), usable_cores()
+        self._pinned, self._cores = Pinned() if first is None else first._pinned, usable_cores()
         self.result_path, remark = self._result_path(settings.result_path)
         self.settings = replace(settings, result_path=self.result_path)
         self.crowding = crowding(self._teams())  # "", or why times here are no measure of fidelity
@@ -118,8 +134,10 @@ class CudaLanes:
         self._clock = GpuClock(self.device)
         homes = {"gpu": threading.get_ident(), "d2h": None, "back": None, "link": None}
         self._streams = {name: StreamLane(name, self.device, self._clock, home) for name, home in homes.items()}
-        self._flag = stream_flag(self._streams["gpu"].stream)
-        self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag)
+        self._flag = stream_flag(self._streams["gpu"].stream) if first is None else first._flag
+        self._cpu = first._cpu if first is not None else ThreadLane(
+            "cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag
+        )
         self.gpu: MachineLane = self._streams["gpu"]
         self.cpu: MachineLane = self._cpu
         self.d2h: MachineLane = self._streams["d2h"]
@@ -127,15 +145,32 @@ class CudaLanes:
         self.link: MachineLane = self._streams["link"]
         self._outer_stream = torch.cuda.current_stream(self.device)
         torch.cuda.set_stream(self._streams["gpu"].stream)
+        self._further: list[CudaLanes] = []
 
     def card(self, number: int) -> CudaLanes:
-        """The GPU of these lanes; no other. Raises RefusedError."""
-        if number:
+        """GPU ``number``: 0 is that of the settings, the others follow in CUDA's order; made when first asked for.
+
+        Raises RefusedError if there are fewer devices.
+        """
+        while len(self._further) < number:
+            self._further.append(self._next_card(number))
+        self.select()
+        return self._further[number - 1] if number else self
+
+    def _next_card(self, number: int) -> CudaLanes:
+        own, count = self.settings.device_index, torch.cuda.device_count()
+        others = [device for device in range(count) if device != own]
+        if number > len(others):
             raise RefusedError(
-                "cuda: expected gpus 1: lanes of several CUDA devices have never been tried; choose host lanes "
-                "(`--lanes host-lanes`)"
+                f"cuda: expected gpus {count} at most, the devices that torch finds, got {number + 1}; choose host "
+                "lanes (`--lanes host-lanes`), which may be any number"
             )
-        return self
+        made = len(self._further)
+        return CudaLanes(replace(self.settings, device_index=others[made]), first=self)
+
+    def select(self) -> None:
+        """Make this GPU torch's current device in the calling thread."""
+        torch.cuda.set_device(self.device)
 
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
@@ -188,10 +223,12 @@ class CudaLanes:
         self.rebase()
 
     def close(self) -> None:
-        """End the threads, lift the memory limit and restore the stream of the host thread."""
+        """End the threads, lift the memory limits and restore the streams of the host thread."""
         self._cpu.close()
-        torch.cuda.set_stream(self._outer_stream)
-        limit_gpu_memory(self.device, None)
+        for lanes in (*reversed(self._further), self):
+            torch.cuda.set_stream(lanes._outer_stream)
+            limit_gpu_memory(lanes.device, None)
+        self.select()
 
     def facts(self) -> dict[str, str]:
         """A description of this machine; "unknown" where the system has no answer."""

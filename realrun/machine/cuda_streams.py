@@ -287,7 +287,7 @@ class StreamLane:
 
     def _launch(self, completion: StreamCompletion, work: Work, done: Work | None) -> None:
         try:
-            with torch.inference_mode(), on_stream(self.stream, threading.get_ident() == self._home):
+            with torch.inference_mode(), on_stream(self.stream, self._is_current()):
                 completion.launch(self.stream, work, done)
         except Exception as error:
             full = isinstance(error, torch.OutOfMemoryError)
@@ -295,6 +295,10 @@ class StreamLane:
             kind = LaneInputError if full or isinstance(error, TrilaneError) else LaneError
             self._error = kind(f"the {self._name} lane has stopped: {why}")
             raise self._error from error
+
+    def _is_current(self) -> bool:
+        """True where the calling thread launches on this stream already: if its current device is the stream's."""
+        return threading.get_ident() == self._home and torch.cuda.current_device() == self._device.index
 
     def _raise_error(self) -> None:
         if self._error is not None:

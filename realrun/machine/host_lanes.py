@@ -92,6 +92,9 @@ class HostLanes:
             self._further.append(type(self)(self.settings, inline=self._gpu is None, cpu=self._cpu))
         return self._further[number - 1] if number else self
 
+    def select(self) -> None:
+        """Nothing to do: a thread's memory is that of all GPUs."""
+
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
         return time.perf_counter_ns()

@@ -97,6 +97,9 @@ class Machine(Protocol):
         """GPU ``number`` as a machine with lanes of its own, but the CPU, host memory and clock of this one, which is
         GPU 0 and closes all. Raises RefusedError for a GPU that there is not."""
 
+    def select(self) -> None:
+        """Make this GPU the one that the host thread works on."""
+
     def now_ns(self) -> int:
         """The machine's clock, ns."""
 

@@ -24,7 +24,7 @@ from policies.protocols import Needs
 from realrun.execution.routed_tokens import OwnRouting, RoutedTokens, own_routing, rerouted, scaled_by, weighed_like
 from realrun.generation.generate import GenerateRequest, forecasts_for
 from realrun.generation.hosted_model import HostedModel, computed_in_place, routed_through
-from realrun.generation.live_layers import LiveRecorder
+from realrun.generation.live_forecasts import LiveRecorder
 from realrun.quality.layer_sum import LayerSums
 from realrun.quality.turns import Turns
 from sim.runs.demand import StepDemand

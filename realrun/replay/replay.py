@@ -15,6 +15,7 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
+from realrun.execution.cards import check_divided
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.expert_file import ExpertFile, HeldExperts
@@ -27,7 +28,7 @@ from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.machine.pinned import plain
 from realrun.replay.cards import CardsReplay
-from realrun.replay.model import RecordedModel, model_on
+from realrun.replay.model import RecordedModel, ReplayModel, model_on
 from realrun.replay.replayed_layers import ReplayedLayers
 from realrun.replay.step_routing import step_routings
 from sim.machine.hardware import Hardware
@@ -82,10 +83,13 @@ class ReplayBench:
         self.machine, self.room, self.file = machine, room, file
         if file is None:
             self.store = random_store(self.layout, shape.moe_layers, shape.experts, self._allocate)
-        self.model = model_on(machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True)
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
         self._gpus = [machine, *map(machine.card, range(1, room.gpus))]
+        self._models = {
+            gpu.device: model_on(gpu, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True)
+            for gpu in {gpu.device: gpu for gpu in reversed(self._gpus)}.values()
+        }
         self._arenas = [gpu.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8) for gpu in self._gpus]
 
     def measure(self, prepared: Prepared) -> Measurement:
@@ -97,20 +101,27 @@ class ReplayBench:
     def _run(self, prepared: Prepared) -> Measurement:
         sessions, blocks = prepared.sessions_of(LoggedSession), [card.block for card in prepared.cards]
         demands = [demand_of_block(prepared.demand, block) for block in blocks]
-        routings = step_routings(prepared.trace, prepared.steps, self.machine.device)
+        devices = [gpu.device for gpu in self._gpus[: len(blocks)]]
+        routing = {device: step_routings(prepared.trace, prepared.steps, device) for device in devices}
+        executors = [self._executor(prepared, session, number) for number, session in enumerate(sessions)]
         replay = CardsReplay([
-            ReplayedLayers(self._executor(prepared, session, number), self.model, block, self.room.step_tokens)
-            for number, (session, block) in enumerate(zip(sessions, blocks, strict=True))
+            ReplayedLayers(executor, self._models[executor.machine.device], block, self.room.step_tokens)
+            for executor, block in zip(executors, blocks, strict=True)
         ], self._sizes)
         with replay.running():
-            for *demand, rows, routing in zip(*demands, prepared.steps, routings, strict=True):
-                replay.step(demand, rows, routing)
+            for place, (*demand, rows) in enumerate(zip(*demands, prepared.steps, strict=True)):
+                replay.step(demand, rows, [routing[device][place] for device in devices])
         errors, label = sessions[0].routing_errors(prepared.demand), f"measured on {self.machine.kind}"
         return Measurement(Run.of(prepared, replay.rows(), errors, label), tuple(sessions))
 
     def _recorded(self) -> int:
         """The number of recorded graphs."""
-        return self.model.graphs.recorded if isinstance(self.model, RecordedModel) else 0
+        return sum(model.graphs.recorded for model in self._models.values() if isinstance(model, RecordedModel))
+
+    @property
+    def model(self) -> ReplayModel:
+        """The kernels of the first GPU."""
+        return self._models[self.machine.device]
 
     def _executor(self, prepared: Prepared, session: LoggedSession, number: int) -> Executor:
         """The executor of GPU ``number``."""
@@ -145,10 +156,8 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
-    if any(run.gpus > 1 and run.scenario.split_mode == "expert" for run in prepared):
-        raise RefusedError("replay: GPUs that compute a layer together are simulated, not measured: split_mode layer")
-    if any(run.gpus > 1 and run.scenario.host_expert_gb is not None for run in prepared):
-        raise RefusedError("replay: several GPUs above a disk are simulated, not measured: leave out one of both")
+    for run in prepared:
+        check_divided(run)
     return ReplayRoom(
         batch=max(run.scenario.batch for run in prepared),
         context=max(run.tokens_per_sequence for run in prepared),

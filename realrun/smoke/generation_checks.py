@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from policies.registry import SYSTEMS
+from realrun.errors import RefusedError
 from realrun.generation.generate import GenerateRequest, generate_hosted
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.machine.lanes import Machine
-from realrun.smoke import Check, checked, expect
+from realrun.smoke import Check, SkippedError, checked, expect
 from sim.runs.scenario import Scenario
 from traces.capture.load import load
 from traces.capture.passes import Batch, Pick, Sampler
@@ -72,10 +73,11 @@ MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.sa
 PROMPTS = ((5, 17, 33, 60, 9, 41, 77, 12), (3, 8, 21, 90, 55, 14, 2, 30))
 GENERATED = 1  # a prefill and one decode step
 CACHED_SHARE = 0.25  # enough for hits, misses, copies and CPU experts
+ON_TWO = ("on-demand", "fiddler", "hybrimoe")  # layers divided between two GPUs, if there are two
 TOLERANCE = 1e-5  # relative to the largest logit, or to 1 if all are smaller: law 11
 
 
-def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Check]:
+def generation_checks(machine: Machine, policies: Sequence[str] = tuple(SYSTEMS)) -> Iterator[Check]:
     """Yield a check for every policy that can generate, when it is done. ``machine``: as for ``generate``."""
     made: list[tuple[HostedModel, ModelOutput]] = []
     yield checked("mini-moe: loaded, and run by the library on the CPU", lambda: _make(machine, made))
@@ -87,6 +89,8 @@ def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)
         if needs.live:
             check = _runs if needs.changes_routing else _is_exact
             yield checked(f"mini-moe under {policy}", partial(check, policy, model, machine, truth))
+    for policy in (name for name in policies if name in ON_TWO):
+        yield checked(f"mini-moe on two GPUs under {policy}", partial(_is_exact_on_two, policy, model, machine, truth))
 
 
 def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
@@ -98,8 +102,16 @@ def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
     return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.size_bytes / 1e6:.1f} MB"
 
 
-def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
-    ours = _output(policy, model, machine)
+def _is_exact_on_two(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
+    try:
+        machine.card(1)
+    except RefusedError as error:
+        raise SkippedError(str(error)) from error
+    return _is_exact(policy, model, machine, truth, gpus=2)
+
+
+def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput, gpus: int = 1) -> str:
+    ours = _output(policy, model, machine, gpus)
     difference, limit = _difference(ours, truth), TOLERANCE * max(1.0, float(truth.logits.abs().max()))
     tokens, expected = ours.tokens.tolist(), truth.tokens.tolist()
     expect(tokens == expected, f"expected the tokens {expected}, got {tokens}; logits differ by {difference:.1e}")
@@ -114,10 +126,10 @@ def _runs(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput)
     return f"runs; changes the routing, and logits by up to {_difference(ours, truth):.1g}"
 
 
-def _output(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
+def _output(policy: str, model: HostedModel, machine: Machine, gpus: int = 1) -> ModelOutput:
     request = GenerateRequest(
         model=MODEL, prompts=PROMPTS, generated_tokens=GENERATED, vectors=VECTORS,
-        scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
+        scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE, gpus=gpus),
     )
     with _float32_alone():
         return output_of_executor(model, request, machine)

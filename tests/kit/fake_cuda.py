@@ -51,8 +51,8 @@ class FakeGraph:
 class FakeStream:
     """``op_ns``: how long each operation takes."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.name = cuda, next(cuda.names, "another")
+    def __init__(self, cuda: FakeCuda, device: int = 0) -> None:
+        self.cuda, self.device, self.name = cuda, device, cuda.name_of_stream(device)
         self.cuda_stream = len(cuda.streams)  # the handle that the driver knows it by
         self.queue: deque[tuple[int, FakeEvent | FakeFlag | None, Callable[[int], None], int]] = deque()
         self.now_ns, self.op_ns = 0, 1000
@@ -158,7 +158,8 @@ class FakeCuda:
         self.now_ns = 1_000_000  # of the host
         self.delays_ns: deque[int] = deque()
         self.streams: list[FakeStream] = []
-        self.names = iter(("clock", "gpu", "d2h", "back", "link"))
+        self.names: dict[int, Iterator[str]] = {}
+        self.current_device: dict[int, int] = {}  # by thread
         self.log: list[tuple[str, ...]] = []
         self.error: RuntimeError | None = None
         self.fraction = 1.0
@@ -172,6 +173,11 @@ class FakeCuda:
         self.maps_pinned_memory = True
         self.has_flags, self.flag_code = True, 0  # can the driver wait for one, and what it answers when asked to
         self.cached: dict[int, torch.Tensor] | None = None  # what kernels have read, if they never look again
+
+    def name_of_stream(self, device: int) -> str:
+        """The streams of a device in the order in which the lanes make them; those of device 1 are clock1, gpu1 ..."""
+        names = self.names.setdefault(device, iter(("clock", "gpu", "d2h", "back", "link")))
+        return f"{next(names, 'another')}{device or ''}"
 
     def stream(self, name: str) -> FakeStream:
         return next(stream for stream in self.streams if stream.name == name)

@@ -109,6 +109,19 @@ def install(patch: Any, cuda: FakeCuda) -> None:
 
     def set_stream(stream: Any) -> None:
         cuda.current[threading.get_ident()] = stream
+        if isinstance(stream, FakeStream):
+            cuda.current_device[threading.get_ident()] = stream.device
+
+    def set_device(device: Any) -> None:
+        cuda.log.append(("set_device", str(device)))
+        cuda.current_device[threading.get_ident()] = device.index
+
+    def current_device() -> int:
+        return cuda.current_device.get(threading.get_ident(), 0)
+
+    def on_stream(stream: FakeStream, is_current: bool) -> Deferred:
+        assert not is_current or current_device() == stream.device, "launched on another device's stream"
+        return Deferred(stream)
 
     def properties(device: Any) -> SimpleNamespace:
         return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes)
@@ -127,9 +140,10 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "set_per_process_memory_fraction": lambda fraction, device: setattr(cuda, "fraction", fraction),
         "get_per_process_memory_fraction": lambda device: cuda.fraction,
         "get_device_properties": properties,
-        "set_device": lambda device: cuda.log.append(("set_device", str(device))),
+        "set_device": set_device,
+        "current_device": current_device,
         "synchronize": synchronize,
-        "Stream": lambda device: FakeStream(cuda),
+        "Stream": lambda device: FakeStream(cuda, device.index),
         "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
         "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
@@ -140,7 +154,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
-    patch.setattr("realrun.machine.cuda_streams.on_stream", lambda stream, is_current: Deferred(stream))
+    patch.setattr("realrun.machine.cuda_streams.on_stream", on_stream)
     patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
     patch.setattr("realrun.machine.cuda_memory.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)

@@ -7,6 +7,7 @@ are read from parameters, counts that no parameter shows from the config.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,15 +139,25 @@ def shape_of(model: nn.Module, layers: list[MoeLayer], name: str, top_k: int, bi
     )
 
 
+def stack_of(model: nn.Module, layers: Sequence[MoeLayer]) -> tuple[str | None, list[int]]:
+    """The path of the module that lists the decoder layers, None if there is none, and the places of ``layers`` in
+    it."""
+    paths = [layer.path.split(".") for layer in layers]
+    at = max((i for i, part in enumerate(paths[0]) if part.isdigit()), default=None)
+    if at is None:
+        return None, []
+    stack = ".".join(paths[0][:at])
+    names = [name for name, _ in model.get_submodule(stack).named_children()]
+    return stack, [names.index(path[at]) for path in paths]
+
+
 def _decoder_layers(model: nn.Module, layers: list[MoeLayer]) -> tuple[list[nn.Module], list[nn.Module]]:
     """The decoder layers with a mixture, and those without."""
-    path = layers[0].path.split(".")
-    at = max((i for i, part in enumerate(path) if part.isdigit()), default=None)
-    if at is None:
+    path, places = stack_of(model, layers)
+    if path is None:
         return [layers[0].block], []
-    stack = dict(model.get_submodule(".".join(path[:at])).named_children())
-    sparse = {layer.path.split(".")[at] for layer in layers}
-    return [stack[i] for i in stack if i in sparse], [stack[i] for i in stack if i not in sparse]
+    decoders = list(model.get_submodule(path).children())
+    return [decoders[i] for i in sorted({*places})], [d for i, d in enumerate(decoders) if i not in places]
 
 
 def _expert_bytes(layers: list[MoeLayer], hidden: int, bits: int) -> tuple[int, ...]:

@@ -18,17 +18,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.costs.software import SplitMode
 from sim.machine.hardware import Hardware
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.engines.layer_split import ByCard, blocks_of
 from trilane.engines.load_memory import ComputeBuffer, LoadSetting, kv_cache_bytes, layer_cache_bytes
+from trilane.engines.split_modes import PROPORTIONS
+from trilane.engines.tensor_split import Shares
 
 _INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, of a card that does not state them
 
 
 class CardMemory(NamedTuple):
-    """Memory of one card, in bytes. ``blocks``: with the output layer, as -ts counts them; 0: nothing is on it."""
+    """Memory of one card, in bytes. ``blocks``: with the output layer, as -ts counts them; 0: nothing is on it.
+    ``part``: of each of them; 0: whole ones."""
 
     name: str
     blocks: int
@@ -38,6 +42,7 @@ class CardMemory(NamedTuple):
     compute_bytes: int
     reserve_bytes: int
     experts_bytes: int
+    part: float = 0.0
 
     @property
     def parts(self) -> dict[str, int]:
@@ -97,8 +102,48 @@ class CardsMemory:
         ends = [ceil((self._blocks + 1) * until / sum(rates) - 1e-9) for until in accumulate(rates)]
         return tuple(end - start for start, end in pairwise([0, *ends]))
 
-    def memories(self, cpu_layers: int, by_card: ByCard) -> tuple[CardMemory, ...]:
+    @cached_property
+    def proportions(self) -> list[ByCard]:
+        """Parts of every layer that cards may have: as many, by their bandwidth, and by their memory, in percent."""
+        rates = [one.gpu.bandwidth_bytes_per_s for one in self._cards]
+        rooms = [float(one.gpu.memory_bytes - self._reserve(one)) for one in self._cards]
+        unlike = [tuple(max(round(100 * part / sum(parts)), 1) for part in parts) for parts in (rates, rooms)]
+        return [*dict.fromkeys([(1,) * len(rates), *(one for one in unlike if len({*one}) > 1)])]
+
+    def memories(self, cpu_layers: int, by_card: ByCard, mode: SplitMode = "layer") -> tuple[CardMemory, ...]:
         """Memory of each card."""
+        if mode in PROPORTIONS:
+            return tuple(self._part(number, cpu_layers, by_card, mode) for number in range(len(by_card)))
+        memories = self._of_layers(cpu_layers, by_card)
+        if mode == "layer" or sum(map(bool, by_card)) < 2:
+            return memories
+        dense = sum(one.every_token_bytes for one in memories)
+        return tuple(
+            one._replace(every_token_bytes=round(dense * one.blocks / sum(by_card))) for one in memories
+        )
+
+    def _part(self, number: int, cpu_layers: int, by_card: ByCard, mode: SplitMode) -> CardMemory:
+        """Memory of a card with a part of every layer. Units that do not divide evenly are other cards' in other
+        layers; norms and routers are on all cards, as are latents."""
+        card, shares = self._cards[number].gpu, Shares.of(self.shape, by_card)
+        part, attention = by_card[number] / sum(by_card), shares.attention[number]
+        own, router = self._attention_bytes, self.shape.hidden * self.shape.experts * self.shape.bits.router / 8
+        mirrored = self.shape.moe_layers * router
+        others = max(float(self._weights.sum()) - own - mirrored, 0.0) + self._head_bytes
+        latent = any(kind.latent for kind, _ in self.shape.attention_counts)
+        held = self._experts[self._host_end(cpu_layers):].sum()
+        copied = 0 if number or mode == "tensor" else cpu_layers
+        return CardMemory(
+            card.name, self._blocks + 1, card.memory_bytes, round(own * attention + mirrored + others * part),
+            round(float(self._kv.sum()) * (1.0 if latent else attention)), self._buffer(copied, True)[0],
+            self._reserve(self._cards[number]), round(held * part), part,
+        )
+
+    @property
+    def _attention_bytes(self) -> float:
+        return sum(kind.params * self.shape.bits.of_attention(kind) / 8 for kind, _ in self._kinds)
+
+    def _of_layers(self, cpu_layers: int, by_card: ByCard) -> tuple[CardMemory, ...]:
         several, ends = sum(map(bool, by_card)) > 1, [0, *accumulate(by_card)]
         return tuple(
             self._memory(number, cpu_layers, *span, several=several) for number, span in enumerate(pairwise(ends))

@@ -17,7 +17,6 @@ from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
-from trilane.engines.layer_split import ByCard
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
 from trilane.engines.vllm_memory import UTILIZATION
@@ -48,7 +47,7 @@ def _llama_cpp(
 ) -> list[str]:
     layers, early = cpu_layers_of(shape, split.cpu_layers), dialect in _OF_2025
     arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
-    arguments += _over_cards(split.by_card) if split.by_card else []
+    arguments += _over_cards(split) if split.by_card else []
     named = early or (split.by_card is not None and dialect == "ik")
     arguments += [_on_cpu(layers) if named else f"--n-cpu-moe {layers}"] if layers else []
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
@@ -60,9 +59,10 @@ def _llama_cpp(
     return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
 
 
-def _over_cards(by_card: ByCard) -> list[str]:
-    """Blocks of each card; on the first alone, the others are not used."""
-    return [f"-sm layer -ts {','.join(map(str, by_card))}"] if any(by_card[1:]) else ["-sm none -mg 0"]
+def _over_cards(split: StaticSplit) -> list[str]:
+    """Blocks or proportions of each card; on the first alone, the others are not used."""
+    by_card = split.by_card or ()
+    return [f"-sm {split.mode} -ts {','.join(map(str, by_card))}"] if any(by_card[1:]) else ["-sm none -mg 0"]
 
 
 def _pieces(ubatch: int) -> list[str]:

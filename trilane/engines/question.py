@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
+from sim.costs.software import SplitMode
 from sim.machine.assembly import NO_GPU, assembled_name, sized_name
 from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
@@ -24,6 +25,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
 from trilane.engines.layer_split import blocks_of, splits_cards
+from trilane.engines.split_modes import PROPORTIONS, why_not
 
 USUAL_WEIGHTS = "q4_k_m"
 _NO_GGUF = "awq"  # in place of that, in engines that read no GGUF files
@@ -80,8 +82,9 @@ class Question:
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
     takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
     of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
-    ``gpu`` may be several cards (``sim.machine.cards``); ``ts``: blocks of each, the quickest first, with the
-    output layer, None: chosen.
+    ``gpu`` may be several cards (``sim.machine.cards``); ``sm``: how they divide the model, None: chosen; ``ts``:
+    blocks of each, the quickest first, with the output layer, or of a mode in which each has a part of every layer,
+    proportions, None: chosen.
     """
 
     model: str
@@ -111,6 +114,7 @@ class Question:
     system: System | None = None
     disk: Name | None = None
     ts: tuple[Annotated[int, at_least(0)], ...] | None = None
+    sm: SplitMode | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -124,8 +128,9 @@ class Question:
         if self.weights is not None:
             object.__setattr__(self, "weights", format_named(self.weights))
         self._check_disk()
-        if self.ts is not None and len(cards_in(self.gpu or "")) < 2:
-            raise FitError(f"ts {','.join(map(str, self.ts))}: expected several GPUs with it, as --gpu 2x-rtx-3090")
+        for name, given in (("ts", self.ts and ",".join(map(str, self.ts))), ("sm", self.sm)):
+            if given is not None and len(cards_in(self.gpu or "")) < 2:
+                raise FitError(f"{name} {given}: expected several GPUs with it, as --gpu 2x-rtx-3090")
         if self.machine is not None:
             parts = [name for name in _PARTS if getattr(self, name) is not None]
             if parts:
@@ -288,8 +293,10 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
     if hardware.cpu_only and engine.needs_gpu:
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if question.sm is not None and (why := why_not(question.sm, engine, question.model_shape)):
+        raise FitError(f"sm {question.sm}: {why}; use layer")
     if question.ts is not None:
-        _check_division(question.ts, load_model(question.shape), len(hardware.cards))
+        _check_division(question.ts, load_model(question.shape), len(hardware.cards), question.sm)
     if engine.dialect == "vllm-serve" and question.kv not in (None, "f16"):
         raise FitError(f"kv {question.kv}: expected f16 with {engine.name}, whose --kv-cache-dtype fp8 is not modelled")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
@@ -299,10 +306,14 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         )
 
 
-def _check_division(ts: tuple[int, ...], shape: ModelShape, cards: int) -> None:
+def _check_division(ts: tuple[int, ...], shape: ModelShape, cards: int, mode: SplitMode | None) -> None:
     """Raises FitError for other numbers of cards or blocks, and for a first card without any, which would still receive
     the experts of prompts."""
     blocks = blocks_of(shape) + 1
+    if mode in PROPORTIONS:
+        if len(ts) != cards or not all(ts):
+            raise FitError(f"ts {','.join(map(str, ts))}: expected a proportion for each of {cards} GPUs, at least 1")
+        return
     if len(ts) != cards or cards == 1 or sum(ts) != blocks or not ts[0]:
         raise FitError(
             f"ts {','.join(map(str, ts))}: expected a number of layers for each of several cards, at least 1 on the "

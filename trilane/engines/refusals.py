@@ -197,7 +197,7 @@ def _without_gpu(question: Question) -> Iterator[Changes]:
     """The CPU alone, of a machine that is named by its parts."""
     hardware = question.load_machine()
     if question.ram and not hardware.one_memory and not engine_of(question, hardware).needs_gpu:
-        yield {"gpu": NO_GPU, "pcie": None, "n_cpu_moe": None}
+        yield {"gpu": NO_GPU, "pcie": None, "n_cpu_moe": None, "ts": None, "sm": None}
 
 
 def _shorter(question: Question, rate: Rate) -> Iterator[Changes]:

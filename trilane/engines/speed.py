@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
+from sim.costs.software import SplitMode
 from sim.machine.assembly import NO_GPU
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
@@ -35,6 +36,7 @@ from trilane.engines.gains import (
 )
 from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
+from trilane.engines.split_modes import PROPORTIONS
 from trilane.engines.split_speed import (
     DecodeTime,
     Layers,
@@ -325,7 +327,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
         tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-        decode_ms=time_parts(speed.decode, hardware.cpu_only),
+        decode_ms=time_parts(speed.decode, hardware.cpu_only, split.mode),
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
         prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
         piece_tokens=piece,
@@ -358,9 +360,12 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 
 
-def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
-    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
+def time_parts(time: DecodeTime | PromptTime, cpu_only: bool, mode: SplitMode = "layer") -> dict[str, float]:
+    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``; cards that work at the same time hand
+    over in sums."""
     parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")
+    if mode in PROPORTIONS and "handing_over" in parts:
+        parts["sums"] = parts.pop("handing_over")
     return parts

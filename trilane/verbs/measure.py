@@ -60,7 +60,7 @@ def measure(
         typer.Option(help="replay: the trace's routing on kernels of the model's shape, with random weights. generate: "
                           "a Hugging Face model, end to end: trace and model of the scenario are ignored, and its "
                           "sequences, prefill_chunk_tokens, noisy_forecast_recall, sampled_steps, "
-                          "sampled_prompt_tokens, draft_tokens and gpus above 1 are refused."),
+                          "sampled_prompt_tokens and draft_tokens are refused."),
     ] = "replay",
     lanes: Annotated[
         LaneKind,
@@ -84,9 +84,11 @@ def measure(
     """Run one policy on this machine and report where the time went.
 
     A replay has a trace's routing and random weights: it gives times and no text.
-    It runs once to warm up, then is measured. Several GPUs (--set gpus=2) are replayed on host lanes.
+    It runs once to warm up, then is measured.
 
     A generation gives text: prompts, then generated_tokens (32 if the scenario has none); it is not run twice.
+
+    Several GPUs (--set gpus=2) divide the layers: on host lanes, or CUDA devices, of which two have never been tried.
 
     Policies plan with the numbers of the scenario's hardware, as in a simulation.
     Name a profile of this machine (--set hardware=F.yaml), or they plan with the numbers of a preset.

@@ -59,6 +59,11 @@ def fit(
         typer.Option("--ts", metavar="N,N", help="Layers on each of several GPUs, the quickest first, with the output "
                                                  "layer. Default: chosen."),
     ] = None,
+    sm: Annotated[
+        str | None,
+        typer.Option("--sm", metavar="MODE", help="How several GPUs divide the model: layer, row, tensor or graph. "
+                                                  "Default: the quickest."),
+    ] = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: that of this model, or synthetic."),
@@ -99,7 +104,7 @@ def fit(
     question = workload.question(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
-        ts=_counts(ts),
+        ts=_counts(ts), sm=sm,
     )
     with gc_paused():
         found = engine_part(question)

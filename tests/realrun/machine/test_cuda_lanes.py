@@ -192,6 +192,36 @@ class TestOnAFake(LaneLaws):
         assert seen.tolist() == [1] * 8
 
 
+class TestOnTheSecondDevice(LaneLaws):
+    """Lanes of GPU 1, which the host thread works on while the CPU's thread is that of GPU 0."""
+
+    @pytest.fixture
+    def machine(self, cuda: FakeCuda) -> Iterator[CudaLanes]:
+        with fake_machine(cuda) as first:
+            second = first.card(1)
+            second.select()
+            yield second
+
+    @pytest.fixture
+    def slow(self, cuda: FakeCuda) -> Slow:
+        def slow(lane: str) -> Callable[[], object]:
+            cuda.stream(f"{lane}1").op_ns = SLOW_NS
+            return lambda: None
+
+        return slow
+
+    def test_it_has_streams_of_its_own_and_the_cpu_and_host_memory_of_the_first(self, cuda):
+        with fake_machine(cuda, device_index=1) as first:
+            second = first.card(1)
+            assert (first.device.index, second.device.index) == (1, 0)
+            assert first.card(1) is second
+            assert torch.cuda.current_device() == 1
+            assert second.cpu is first.cpu
+            assert {stream.name for stream in cuda.streams} >= {"gpu", "d2h", "gpu1", "d2h1"}
+        assert cuda.fraction == 1.0
+        assert cuda.registered == {}
+
+
 class TestWhereTheDriverKnowsNoFlags(LaneLaws):
     """The host waits in the stream's place."""
 

@@ -16,10 +16,11 @@ from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.call_log import replay as play_log
+from realrun.execution.cards import Boundary
 from realrun.execution.copying import Copying
 from realrun.execution.executor import Executor
+from realrun.machine.cuda_streams import StreamLane
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.cards import Boundary
 from realrun.replay.replay import Measurement, room_for
 from realrun.replay.replayed_layers import ReplayedLayers
 from sim.runs.prepare import Prepared
@@ -102,10 +103,15 @@ def test_several_gpus_compute_to_the_bit_what_one_does(bench: TokensToo, policy:
 
 def check_same(bench: TokensToo, alone: list[Any], tokens: list[Tensor]) -> None:
     """The input of every layer, and the tokens of every step, are those of the run on one GPU."""
+    check_inputs(bench, alone)
+    assert list(map(Tensor.tolist, bench.tokens)) == list(map(Tensor.tolist, tokens))
+
+
+def check_inputs(bench: WatchedBench, alone: list[Any]) -> None:
+    """The input of every layer is that of the run on one GPU."""
     for one, other in zip(alone, bench.played, strict=True):
         assert (one.step, one.plan.layer) == (other.step, other.first + other.plan.layer)
         assert torch.equal(one.hidden, other.hidden), f"other input of step {one.step}, layer {one.plan.layer}"
-    assert list(map(Tensor.tolist, bench.tokens)) == list(map(Tensor.tolist, tokens))
 
 
 @pytest.mark.parametrize("split", [None, (2.0, 1.0)])
@@ -126,6 +132,39 @@ def counts(spans: Any) -> dict[Any, int]:
     """Spans of experts, copies and hand-overs by lane, kind, step and layer."""
     kept = spans[spans.kind.isin(["expert", "demand", "place", "hand_over"])]
     return dict(kept.groupby(["lane", "kind", "step", "layer"], observed=True).size())
+
+
+# --- two CUDA devices, which a fake stands in for ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ON_TIME)
+def test_two_cuda_devices_compute_to_the_bit_what_one_does(policy: str) -> None:
+    with fake_machine(cuda := FakeCuda()) as lanes:
+        bench = bench_for(lanes, [setting(policy, gpus) for gpus in (1, 2)])  # type: ignore[arg-type]
+        bench.measure(setting(policy, 1))
+        alone = bench.played
+        cuda.log.clear()
+        measured = bench.measure(setting(policy, 2))
+        check_outputs(bench)
+        check_inputs(bench, alone)
+        check_devices(cuda, measured)
+
+
+def test_work_on_a_device_that_is_not_selected_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamLane, "_is_current", lambda self: self._home == threading.get_ident())
+    with fake_machine(FakeCuda()) as lanes:
+        bench = bench_for(lanes, [setting("on-demand", 2)])  # type: ignore[arg-type]
+        with pytest.raises(LaneError, match="launched on another device's stream"):
+            bench.measure(setting("on-demand", 2))
+
+
+def check_devices(cuda: FakeCuda, measured: Measurement) -> None:
+    """Each device does the work of its own lanes, and the host thread works on one after the other."""
+    at_work = {entry[1] for entry in cuda.log if entry[0] == "do"}
+    assert {"gpu", "gpu1", "d2h", "d2h1"} <= at_work
+    turns = [entry[1] for entry in cuda.log if entry[0] == "set_device"]
+    assert {"cuda:0", "cuda:1"} == set(turns)
+    assert set(measured.run.spans.lane) >= {"gpu", "gpu1", "h2d1"}
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------
@@ -150,10 +189,10 @@ def test_hidden_states_that_are_not_handed_over_are_caught(bench: TokensToo, mon
     bench.measure(setting("on-demand", 1))
     alone, tokens, sound = bench.played, bench.tokens, Boundary.cross
 
-    def forgets(self: Boundary) -> Any:
-        crossed = sound(self)
+    def forgets(self: Boundary, *given: Any) -> Any:
+        crossed = sound(self, *given)
         crossed.wait()
-        self._arrived.zero_()
+        self.arrived.zero_()
         return crossed
 
     monkeypatch.setattr(Boundary, "cross", forgets)
@@ -187,11 +226,18 @@ def test_a_failure_of_one_gpu_ends_the_run_and_its_threads() -> None:
     assert threading.active_count() == before
 
 
-def test_several_cuda_devices_are_refused() -> None:
-    with fake_machine(FakeCuda()) as lanes, pytest.raises(RefusedError, match="cuda: expected gpus 1"):
+def test_more_gpus_than_cuda_devices_are_refused() -> None:
+    cuda = FakeCuda()
+    cuda.devices = 1
+    with fake_machine(cuda) as lanes, pytest.raises(RefusedError, match="cuda: expected gpus 1 at most"):
         bench_on(lanes)  # type: ignore[arg-type]
 
 
 def test_gpus_that_share_a_disk_are_refused() -> None:
-    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not measured"):
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs above a disk"):
         room_for([setting("on-demand", 2, host_expert_gb=1.0)])
+
+
+def test_gpus_that_compute_a_layer_together_are_refused() -> None:
+    with pytest.raises(RefusedError, match="simulated, not run, as GPUs that compute a layer together"):
+        room_for([setting("on-demand", 2, split_mode="expert")])

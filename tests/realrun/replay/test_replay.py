@@ -265,11 +265,6 @@ def test_no_model_drafts_while_it_generates() -> None:
         request.check()
 
 
-def test_no_model_generates_on_several_gpus() -> None:
-    with pytest.raises(RefusedError, match="generate: expected gpus 1; several GPUs are replayed or simulated"):
-        GenerateRequest("x", ("a",), Scenario(gpus=2)).check()
-
-
 def test_experts_without_a_gate_are_computed_without_one() -> None:
     setting = tiny_setting(generated=2)
     setting = replace(setting, shape=replace(setting.shape, matrices_per_expert=2))

@@ -10,10 +10,12 @@ import torch
 
 from policies.registry import SYSTEMS
 from realrun.execution.layer_execution import LayerExecution
+from realrun.machine.cuda_lanes import CudaLanes
 from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.host_lanes import HostLanes
 from realrun.smoke import Check, SkippedError, checked, generation_checks
 from realrun.smoke import smoke as smoke_module
+from realrun.smoke.generation_checks import ON_TWO
 from realrun.smoke.smoke import machine_checks, smoke
 from tests.kit.depth import DEEP
 from tests.kit.fake_cuda import FakeCuda
@@ -55,17 +57,22 @@ def test_host_lanes_pass_every_check_of_the_machine(lanes: HostLanes) -> None:
 def test_policies_that_keep_the_routing_are_exact_and_others_run(inline_lanes: HostLanes) -> None:
     loaded, *found = generation_checks.generation_checks(inline_lanes, SOME)
     assert loaded.outcome == "ok"
-    assert [check.name for check in found] == [f"mini-moe under {policy}" for policy in SOME if policy != "oracle"]
-    assert [check.outcome for check in found] == ["ok"] * 4
-    assert [check.figure.startswith("same tokens, logits within") for check in found] == [True, True, True, False]
+    assert [check.name for check in found] == [
+        *[f"mini-moe under {policy}" for policy in SOME if policy != "oracle"],
+        "mini-moe on two GPUs under on-demand", "mini-moe on two GPUs under fiddler",
+    ]
+    assert [check.outcome for check in found] == ["ok"] * 6
+    exact = [check.figure.startswith("same tokens, logits within") for check in found]
+    assert exact == [True, True, True, False, True, True]
 
 
 def test_every_policy_that_can_generate_is_checked(inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_checks, "_make", lambda _, into: into.append((None, None)) or "made")
-    monkeypatch.setattr(generation_checks, "_is_exact", lambda policy, *_: policy)
+    monkeypatch.setattr(generation_checks, "_is_exact", lambda policy, *_, **__: policy)
     monkeypatch.setattr(generation_checks, "_runs", lambda policy, *_: policy)
     checks = list(generation_checks.generation_checks(inline_lanes))
-    assert [check.figure for check in checks[1:]] == [name for name, entry in SYSTEMS.items() if entry.needs.live]
+    live = [name for name, entry in SYSTEMS.items() if entry.needs.live]
+    assert [check.figure for check in checks[1:]] == [*live, *(name for name in live if name in ON_TWO)]
 
 
 def test_both_halves_run_each_on_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +106,42 @@ def test_law_11_on_the_fake_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch)
             return ours(*given)
 
     monkeypatch.setattr(generation_checks, "output_of_executor", on_the_current_stream)
+    cuda.devices = 1
     with fake_machine(cuda) as gpu:
         policies = ("on-demand", "fiddler") if DEEP else ("on-demand",)
         assert failed(generation_checks.generation_checks(gpu, policies)) == []
         monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
         assert failed(generation_checks.generation_checks(gpu, ("on-demand",))) == ["mini-moe under on-demand"]
+
+
+def test_law_11_on_two_fake_gpus(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, select = generation_checks.output_of_executor, CudaLanes.select
+
+    def on_the_selected_device(*given: Any) -> Any:
+        with Deferred(cuda.stream("gpu")) as host:
+
+            def follow(lanes: CudaLanes) -> None:
+                select(lanes)
+                host.stream = cuda.stream(f"gpu{lanes.device.index or ''}")
+
+            monkeypatch.setattr(CudaLanes, "select", follow)
+            return ours(*given)
+
+    monkeypatch.setattr(generation_checks, "output_of_executor", on_the_selected_device)
+    with fake_machine(cuda) as gpu:
+        found = list(generation_checks.generation_checks(gpu, ("fiddler",)))
+        assert [check.outcome for check in found] == ["ok"] * 3
+        assert ("set_device", "cuda:1") in cuda.log
+        monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
+        assert "mini-moe on two GPUs under fiddler" in failed(generation_checks.generation_checks(gpu, ("fiddler",)))
+
+
+def test_one_gpu_is_said_to_be_one_and_the_rest_goes_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.devices = 1
+    with fake_machine(cuda) as gpu:
+        found = list(generation_checks.generation_checks(gpu, ("on-demand",)))[-1]
+    assert found.outcome == "skipped"
+    assert "expected gpus 1 at most, the devices that torch finds, got 2" in found.why
 
 
 def test_a_gpu_that_does_not_wait_for_copies_fails(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +184,9 @@ def test_a_wrong_sum_of_experts_fails(inline_lanes: HostLanes, monkeypatch: pyte
         return combine(self, lambda parts: finish(parts * 1.01), keep)
 
     monkeypatch.setattr(LayerExecution, "combine", wrong)
-    assert failed(generation_checks.generation_checks(inline_lanes, ("fiddler",))) == ["mini-moe under fiddler"]
+    assert failed(generation_checks.generation_checks(inline_lanes, ("fiddler",))) == [
+        "mini-moe under fiddler", "mini-moe on two GPUs under fiddler"
+    ]
 
 
 def test_without_a_model_no_policy_is_tried(inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from sim.machine.cards import load_machine
 from traces.models.catalogue import load_model
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.engines.layer_split import LayerSplit
+from trilane.engines.question import FitError, Question, check_setting, engine_of
+from trilane.engines.refusals import missing
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from trilane.engines.tensor_split import CardWork, PartTime, Shares, Sums, TensorSplit, busiest_share, shares_in_units
 
@@ -162,3 +165,70 @@ def test_an_engine_without_sums_is_refused() -> None:
         with pytest.raises(EngineError, match=words):
             kind.on(MODEL, load_machine("2x-rtx-3090+ddr4-3200"), without, ExpertWork.of(MODEL, 1), 1, [(9,)],
                     threads=None)
+
+
+# --- what is chosen and said ------------------------------------------------------------------------------------------
+
+HOST: dict[str, Any] = {"ram": "ddr4-3200", "cpu": "ryzen-9-5950x", "ram_gb": 64, "prompt_tokens": 512}
+
+
+def speed_of(model: str = "gpt-oss-20b", gpu: str = "2x-rtx-3090", **others: Any) -> EngineSpeed:
+    question = Question(model, gpu=gpu, **{**HOST, **others})
+    check_setting(question, engine_of(question, question.load_machine()), question.load_machine())
+    return EngineSpeed.asked(question, question.model_shape, question.load_machine())
+
+
+@pytest.mark.parametrize(("others", "flags"), [
+    ({"sm": "tensor"}, "-sm tensor -ts 1,1"), ({"sm": "row"}, "-sm row -ts 13,12"),
+    ({"sm": "tensor", "ts": (3, 1)}, "-sm tensor -ts 3,1"), ({"sm": "layer", "ts": (13, 12)}, "-sm layer -ts 13,12"),
+    ({"sm": "graph", "engine": "ik_llama.cpp"}, "-sm graph -ts 1,1"),
+    ({"engine": "llama.cpp-vulkan"}, "-sm none -mg 0"),
+])
+def test_the_command_line_names_the_mode(others: dict[str, Any], flags: str) -> None:
+    assert flags in " ".join(speed_of(**others).words)
+
+
+@pytest.mark.parametrize(("others", "words"), [
+    ({"sm": "tensor", "kv": "q8_0"}, "expected a KV cache in f16"),
+    ({"sm": "tensor", "model": "deepseek-v2-lite"}, "has not implemented it for deepseek-v2-lite"),
+    ({"sm": "graph"}, "llama.cpp has layer, row, tensor; use layer"),
+    ({"sm": "row", "engine": "llama.cpp-vulkan"}, "llama.cpp-vulkan has layer; use layer"),
+    ({"sm": "graph", "engine": "ik_llama.cpp", "model": "olmoe-1b-7b"}, "by layers alone, as far as is known"),
+    ({"sm": "tensor", "ts": (1, 1, 1)}, "expected a proportion for each of 2 GPUs"),
+    ({"sm": "tensor", "ts": (1, 0)}, "expected a proportion for each of 2 GPUs"),
+    ({"sm": "row", "gpu": "rtx-3090"}, "expected several GPUs with it"),
+])
+def test_what_an_engine_cannot_divide_is_refused_in_words(others: dict[str, Any], words: str) -> None:
+    with pytest.raises(FitError, match=words):
+        speed_of(**others)
+
+
+def test_parts_of_each_card_add_up_to_the_whole() -> None:
+    """Three quarters and one of weights, experts and, in whole heads, keys and values; norms and routers on both."""
+    one, both = speed_of(gpu="rtx-3090"), speed_of(sm="tensor", ts=(3, 1))
+    whole, cards = one.splitter.memory(one.split), both.splitter.memory(both.split).cards
+    assert [card.experts_bytes for card in cards] == [round(part * whole.experts_bytes) for part in (0.75, 0.25)]
+    assert [card.kv_bytes / whole.kv_bytes for card in cards] == pytest.approx([0.75, 0.25], rel=0.01)
+    assert sum(card.every_token_bytes for card in cards) == pytest.approx(whole.every_token_bytes, rel=0.02)
+    assert [card.part for card in cards] == [0.75, 0.25]
+
+
+def test_the_mode_that_is_chosen_is_the_quickest_of_those_with_room() -> None:
+    two = "2x-rtx-3060", "rtx-3090+rtx-3060"
+    for engine, gpu in product(("llama.cpp", "ik_llama.cpp"), two):
+        named = [speed_of(engine=engine, gpu=gpu, sm=mode).answer_ns for mode in load_fitted(engine).split_modes]
+        assert speed_of(engine=engine, gpu=gpu).answer_ns == min(named)
+
+
+def test_unequal_cards_have_parts_by_their_bandwidth_or_memory() -> None:
+    """An RTX 3090 reads 2.6 times as fast as a 3060 and has twice its memory, less what is kept free."""
+    found = {split.by_card for split in speed_of(gpu="rtx-3090+rtx-3060", sm="tensor").splitter.splits}
+    assert found == {(1, 1), (72, 28), (68, 32)}
+
+
+@pytest.mark.parametrize("named", [{"sm": "graph"}, {"ts": (40, 22)}])
+def test_a_refusal_of_a_named_division_tells_ways_that_help(named: dict[str, Any]) -> None:
+    """The CPU alone is tried among others, and has no division."""
+    found = missing(Question("deepseek-v3", gpu="2x-rtx-3090", engine="ik_llama.cpp", **{**HOST, **named}))
+    assert found.short
+    assert [way.options for way in found.ways or ()] != []

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from sim.machine.cards import load_machine
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
     Errors,

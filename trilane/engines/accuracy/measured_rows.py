@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from sim.costs.engine import FittedEngine, NumaMode, load_fitted
 from sim.costs.kernel_costs import Copies
+from sim.costs.software import SplitMode
 from sim.machine.cards import load_machine
 from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
@@ -24,6 +25,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
 from trilane.engines.layer_split import blocks_of
+from trilane.engines.split_modes import PROPORTIONS
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
@@ -50,8 +52,9 @@ class MeasuredRow:
     itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
     C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
     fit. ``put_in``: its speeds of which the same is true, since a number of its engine that is not fitted was taken
-    from them. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24. ``disk``: the kind
-    from which experts were read that ``ram_gb`` GiB of memory had no room for (``trilane.engines.accuracy.apart``).
+    from them. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24; or
+    proportions, where each has a part of every layer, by the mode that ``sm`` names. ``disk``: the kind from which
+    experts were read that ``ram_gb`` GiB of memory had no room for (``trilane.engines.accuracy.apart``).
     """
 
     id: Name
@@ -67,6 +70,7 @@ class MeasuredRow:
     copies: Copies | None = None
     numa: NumaMode | None = None
     ts: Name = ""
+    sm: SplitMode = "layer"
     ram_gb: Count | None = None
     disk: Name = ""
     depth_tokens: _Tokens = 0
@@ -161,7 +165,8 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
             raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
     hardware = machine_of(row.machine)
     by_card, layers = _by_card(row), blocks_of(shape) + 1
-    if len(by_card or (layers,)) != len(hardware.cards) or sum(by_card or (layers,)) != layers:
+    whole = row.sm in PROPORTIONS or sum(by_card or (layers,)) == layers
+    if len(by_card or (layers,)) != len(hardware.cards) or not whole:
         raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
     return predict_on(row, hardware, engine)
@@ -169,8 +174,9 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
 
 def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Prediction:
     """The speeds of a row's setting on another machine, or in another engine. Raises what ``fitted_costs`` raises."""
-    shape = shape_of(row)
-    split = split_of(row)
+    shape, split = shape_of(row), split_of(row)
+    if split.mode not in engine.split_modes:  # builds without it divide layers
+        split = replace(split, mode="layer")
     decode = prompt = None
     if row.decode_tokens_per_s is not None:
         decode = decode_time(shape, hardware, engine, split, context_of(row))
@@ -182,7 +188,7 @@ def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Pr
 def split_of(row: MeasuredRow) -> StaticSplit:
     return StaticSplit(
         row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked, numa=row.numa,
-        by_card=_by_card(row),
+        by_card=_by_card(row), mode=row.sm,
     )
 
 

@@ -14,7 +14,7 @@ from trilane.engines.accuracy.errors import QUANTITIES, Predictions, Quantity, S
 from trilane.engines.accuracy.measured_rows import MeasuredRow
 
 MOVED = 0.03  # a smaller change of a measured speed may be noise
-_BOTH = ("engine", "weights", "cpu_layers", "gpu_experts", "threads", "repacked", "kv_bits", "copies", "numa")
+_BOTH = ("engine", "weights", "cpu_layers", "gpu_experts", "threads", "repacked", "kv_bits", "copies", "numa", "sm")
 SETTINGS: Mapping[Quantity, tuple[str, ...]] = {  # columns that matter to a speed
     "decode": (*_BOTH, "depth_tokens", "generated_tokens"),
     "prompts": (*_BOTH, "piece_tokens", "prompt_tokens", "prompt_depth_tokens"),

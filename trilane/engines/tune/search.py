@@ -31,11 +31,8 @@ from trilane.engines.split_speed import (
     StaticSplit,
     Times,
     mean_decode_costs,
-    middles,
-    prompt_on_cards,
-    step_on_cards,
 )
-from trilane.engines.tensor_split import Divided
+from trilane.engines.tune.cards_costs import prompt_parts, step_parts
 from trilane.engines.tune.expert_cache import cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
@@ -321,36 +318,23 @@ class CardsPlacing(Placing):
     ) -> tuple[dict[Setting, float], float]:
         first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
         speed, found, floor = self._with_pieces(tokens), {}, inf
-        splits, steps = speed.splitter.splits, self._steps(speed, threads)
+        splits, steps = speed.splitter.splits, step_parts(speed, threads)
         for pinned in self.space.pinned:
             costs = self._costs(speed, threads, pinned, steps)
             number = self._best_with_room(speed.splitter, costs, first)
             setting = self.first._replace(
                 piece_tokens=tokens, threads=threads, host_layers=splits[number].cpu_layers, pinned=pinned,
-                ts=splits[number].by_card,
+                ts=splits[number].by_card, sm=splits[number].mode,
             )
             found[setting], floor = float(costs[number]), min(floor, float(costs[least:].min()))
         return found, floor
 
-    def _steps(self, speed: EngineSpeed, threads: int) -> Floats:
-        """The parts of a token's time with each split."""
-        asked, one = (speed.shape, speed.hardware, speed.engine), replace(speed.splitter.splits[0], threads=threads)
-        weights, batch, splits = middles(speed.shape, speed.decode_lengths), speed.question.batch, speed.splitter.splits
-        steps = [_parts(step_on_cards(*asked, one, tokens, batch), splits) for tokens in weights]
-        return np.average(steps, axis=0, weights=[*weights.values()])
-
     def _costs(self, speed: EngineSpeed, threads: int, pinned: bool, decode_ns: Floats) -> Floats:
         """Times in ms that are compared, of all splits."""
-        splits, asked = speed.splitter.splits, (speed.shape, speed.hardware, self.bench.reading(pinned))
-        one, prompt_tokens = replace(splits[0], threads=threads), self.bench.question.fit.prompt_tokens
-        parts = decode_ns, _parts(prompt_on_cards(*asked, one, prompt_tokens), splits)
-        waits = speed.disk_ns(np.array([split.cpu_layers for split in splits]), parts[1][-1], threads)
+        parts = decode_ns, prompt_parts(speed, self.bench.reading(pinned), threads)
+        layers = np.array([split.cpu_layers for split in speed.splitter.splits])
+        waits = speed.disk_ns(layers, parts[1][-1], threads)
         return self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
-
-
-def _parts(costs: Divided, splits: Sequence[StaticSplit]) -> Floats:
-    """A row for each part of a time, with each of the splits."""
-    return np.array([costs.parts(split.cpu_layers, split.by_card or ()) for split in splits]).T
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine
+from sim.costs.software import SplitMode
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.hints import Share, between
@@ -82,12 +83,13 @@ class Setting(NamedTuple):
     cached: bool = False
     pinned: bool = False
     gpu: bool = True
-    ts: ByCard | None = None  # blocks of each of several cards
+    ts: ByCard | None = None  # blocks of each of several cards, or proportions
+    sm: SplitMode | None = None  # how these divide the model
 
     def question(self, question: Question, shape: ModelShape) -> Question:
         blocks = None if self.host_layers is None else cpu_layers_of(shape, self.host_layers)
         named = replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads)
-        return replace(named, n_cpu_moe=blocks, ts=self.ts)
+        return replace(named, n_cpu_moe=blocks, ts=self.ts, sm=self.sm)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class SettingSpace:
         """A key by which settings come first that are nearer to the engine's own, then those that people use."""
         own, usual = self.usual, setting.piece_tokens in (*USUAL_PIECES, self.piece_tokens[0])
         parts = (setting.piece_tokens != own.piece_tokens, setting.threads != own.threads, setting.pinned)
-        return sum((*parts, not setting.gpu)), not usual
+        return sum((*parts, not setting.gpu, setting.sm not in (None, "layer"))), not usual
 
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:

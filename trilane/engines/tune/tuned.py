@@ -118,7 +118,7 @@ class Workbench:
             hit_rate=split.cache.hit_rate if split.cache else None,
             memory=speed.splitter.memory(split),
             tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-            decode_ms=time_parts(speed.decode, cpu_only),
+            decode_ms=time_parts(speed.decode, cpu_only, split.mode),
             ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
             prompt_ms=time_parts(speed.prompt, cpu_only),
             answer_ms=speed.answer_ns / _NS_PER_MS,

@@ -44,7 +44,7 @@ _PAIR_MEANINGS = {
 _SETTINGS = {
     "engine": "engine", "weights": "format", "cpu_layers": "--n-cpu-moe", "gpu_experts": "experts on the GPU",
     "threads": "threads", "repacked": "-rtr", "kv_bits": "format of keys and values", "depth_tokens": "depth",
-    "copies": "--mmap", "numa": "--numa", "prompt_depth_tokens": "depth", "piece_tokens": "-ub",
+    "copies": "--mmap", "numa": "--numa", "sm": "-sm", "prompt_depth_tokens": "depth", "piece_tokens": "-ub",
 }
 
 

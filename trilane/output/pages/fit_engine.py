@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sim.costs.engine import engine_names, load_fitted
 from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
+from trilane.engines.card_memory import CardMemory
 from trilane.engines.disk import hidden_from_gbps
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import USUAL_POLICIES, Question
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
-    "disk": "waiting for the disk",
+    "disk": "waiting for the disk", "sums": "sums over the cards",
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
@@ -278,10 +279,16 @@ def _experts(answer: EngineAnswer) -> str:
 def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
     """Row on the layers and the memory of each of several cards."""
     texts = [
-        f"{card.name}: {f'{card.blocks} layers, ' if card.blocks else 'unused, '}{in_gb(sum(card.parts.values()))} of "
-        f"{in_gb_and_gib(card.gpu_bytes)}" for card in memory.cards
+        f"{card.name}: {_on_card(card)}, {in_gb(sum(card.parts.values()))} of {in_gb_and_gib(card.gpu_bytes)}"
+        for card in memory.cards
     ]
     return [("GPUs, GB", "; ".join(texts))] if texts else []
+
+
+def _on_card(card: CardMemory) -> str:
+    if card.part:
+        return f"{percent(card.part)} of each layer"
+    return f"{card.blocks} layers" if card.blocks else "unused"
 
 
 def _memory(answer: EngineAnswer) -> str:

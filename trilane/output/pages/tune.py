@@ -171,6 +171,8 @@ def _division(best: Tuned) -> list[tuple[str, str]]:
     """Row on why the layers are divided so over several cards."""
     if not best.memory.cards:
         return []
+    if best.memory.cards[0].part:
+        return [("layers", "a part of each on every card, with sums over the cards after attention and the experts")]
     if sum(bool(card.blocks) for card in best.memory.cards) == 1:
         return [("layers", "all on the quickest card: on others they would take longer")]
     if best.host_layers:

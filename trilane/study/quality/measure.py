@@ -179,7 +179,7 @@ def _row(setting: QualitySetting, scenario: Scenario, played: PlayedModel, numbe
 def _prepared(setting: QualitySetting, scenario: Scenario, text: GivenText) -> Prepared:
     """The scenario over a text whose routing is not known yet."""
     from policies.protocols import Needs
-    from realrun.generation.generate import blank_trace
+    from realrun.generation.generated_trace import blank_trace
 
     blank = blank_trace(setting.shape(), (0,), text.prompt_tokens, text.given_tokens, Needs())
     own = {"trace": "generated", "model": None, "batch": 1, "prompt_tokens": None, "sequences": None}
