@@ -1,6 +1,6 @@
 """Strata with helpers in closed form: other cards hold experts that the first one does not.
 
-In each layer a helper gets the rows, computes its experts beside the first card and the pool, and returns a weighted
+In each layer a helper gets the rows, computes its experts next to the first card and the pool, and returns a weighted
 sum of each row (``--remote-expert-opt``); the first card waits for all. Dense weights, keys and values, drafts and
 prompts are the first card's.
 """
@@ -74,7 +74,7 @@ def helped_time(
 
 
 def helpers_ns(helped: Helped, rows: float, entries: float) -> float:
-    """Of a layer: the host starts one helper after the other; then they run side by side."""
+    """Time of a layer's helpers: the host starts one after the other; then they run side by side."""
     costs = helped.costs
     distinct, held = distinct_share(rows, costs.work.repeated.value), sum(helped.slots[1:])
     if not held or not entries:

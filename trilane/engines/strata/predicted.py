@@ -1,4 +1,4 @@
-"""What is predicted of one request that was measured, in two ways: with the hits of its log, and without."""
+"""Predictions of one request that was measured, in two ways: with the hits of its log, and without."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def piece_of(costs: WindowCosts, cache_bytes: float, tokens: int) -> int:
 
 
 def borrowed_bytes(costs: WindowCosts, cache_bytes: float, piece: int) -> float:
-    """What the buffers of a piece take of a cache."""
+    """Bytes of a cache that the buffers of a piece take."""
     most = costs.engine.prompt.piece_tokens.value
     return min(piece * costs.work.borrowed_bytes.value / most, cache_bytes)
 

@@ -109,7 +109,7 @@ def best_range(
 
 
 def auto_layers(shape: ModelShape, slots: Sequence[int]) -> tuple[int, ...]:
-    """What ``--layer-split auto`` chooses: the most of the profile in the caches (docs/MULTI_GPU.md)."""
+    """The layers by ``--layer-split auto``: the most of the profile in the caches (docs/MULTI_GPU.md)."""
     def held(card: int, layers: int) -> float:
         return min(slots[card] / max(layers * shape.experts, 1), 1.0)
 

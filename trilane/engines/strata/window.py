@@ -146,7 +146,7 @@ def window_time(
 
     ``pcie_share``: of missed experts, by the engine's rule, rounded down in each layer; None: as many in each layer as
     ``counts`` has in the mean. ``swaps``: experts that change places every ``EVERY`` windows. ``layers``: of the card,
-    None for all; ``final``: they end with the head and the drafts. ``helpers_ns``: of other cards beside each layer.
+    None for all; ``final``: they end with the head and the drafts. ``helpers_ns``: of other cards next to each layer.
     """
     work, layers = costs.work, layers or costs.shape.moe_layers
     step = costs.step(counts.rows, context)
