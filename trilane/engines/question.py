@@ -25,6 +25,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
 from trilane.engines.layer_split import blocks_of, splits_cards
+from trilane.engines.parallel import takes_cards
 from trilane.engines.split_modes import PROPORTIONS, why_not
 
 USUAL_WEIGHTS = "q4_k_m"
@@ -293,6 +294,8 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
     if hardware.cpu_only and engine.needs_gpu:
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if (question.ts or question.sm) and takes_cards(engine):
+        raise FitError(f"ts, sm: {engine.name} divides every layer over all GPUs alike; leave it out")
     if question.sm is not None and (why := why_not(question.sm, engine, question.model_shape)):
         raise FitError(f"sm {question.sm}: {why}; use layer")
     if question.ts is not None:
@@ -330,7 +333,7 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
         others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
         verb = "has no numbers for" if isinstance(engine, FittedEngine) and engine.by_name else "does not run on"
         raise FitError(f"{engine.name} {verb} {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
-    if hardware.further and not (isinstance(engine, FittedEngine) and splits_cards(engine)):
+    if hardware.further and not (isinstance(engine, FittedEngine) and (splits_cards(engine) or takes_cards(engine))):
         raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]

@@ -35,6 +35,8 @@ from trilane.engines.gains import (
     reads_all_it_can,
 )
 from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
+from trilane.engines.parallel import takes_cards
+from trilane.engines.parallel_memory import ParallelSplitter, ParallelVllmSplitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_modes import PROPORTIONS
 from trilane.engines.split_speed import (
@@ -89,9 +91,12 @@ class EngineSpeed:
     @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
-        splitter = CardsSplitter if self.hardware.further else Splitter
-        splitter = VllmSplitter if self.engine.dialect == "vllm-serve" else splitter
-        return splitter(self.question, self.shape, self.hardware, self.engine, self.named)
+        alone, vllm = not self.hardware.further, self.engine.dialect == "vllm-serve"
+        kind: type[Splitter] = CardsSplitter
+        if alone or takes_cards(self.engine):
+            kinds = (Splitter, VllmSplitter) if alone else (ParallelSplitter, ParallelVllmSplitter)
+            kind = kinds[vllm]
+        return kind(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property
     def split(self) -> StaticSplit:
