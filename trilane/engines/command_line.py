@@ -17,6 +17,7 @@ from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
+from trilane.engines.parallel import expert_parallel
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
 from trilane.engines.vllm_memory import UTILIZATION
@@ -33,7 +34,7 @@ def command_words(
     if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
     if engine.dialect == "vllm-serve":
-        return _vllm(question, shape, split)
+        return _vllm(question, shape, split, len(hardware.cards))
     return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)
 
 
@@ -91,14 +92,17 @@ def _ktransformers(question: Question, shape: ModelShape, split: StaticSplit, ha
         f"--kt-method {method}", f"--kt-cpuinfer {question.threads or hardware.cpu.cores}",
         f"--kt-threadpool-count {question.sockets or 1}",
         f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}",
+        *([f"--tensor-parallel-size {len(hardware.cards)}"] if hardware.further else []),
         f"--context-length {question.tokens}", f"--chunked-prefill-size {split.piece_tokens}",
     ]
 
 
-def _vllm(question: Question, shape: ModelShape, split: StaticSplit) -> list[str]:
-    offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts
+def _vllm(question: Question, shape: ModelShape, split: StaticSplit, cards: int) -> list[str]:
+    offloaded = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * shape.experts // cards  # of each card
     return [
-        f"vllm serve {_title(shape.name)}", f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
+        f"vllm serve {_title(shape.name)}", *([f"--tensor-parallel-size {cards}"] if cards > 1 else []),
+        *(["--enable-expert-parallel"] if cards > 1 and expert_parallel(shape, cards) else []),
+        f"--max-model-len {question.tokens}", f"--max-num-seqs {question.batch}",
         f"--max-num-batched-tokens {split.piece_tokens}", f"--gpu-memory-utilization {UTILIZATION}",
         *([f"--cpu-offload-gb {-(-offloaded // GIB)} --cpu-offload-params experts"] if offloaded else []),
     ]

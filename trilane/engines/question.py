@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.costs.software import SplitMode
-from sim.machine.assembly import NO_GPU, assembled_name, sized_name
+from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
@@ -25,6 +25,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
 from trilane.engines.layer_split import blocks_of, splits_cards
+from trilane.engines.parallel import takes_cards
 from trilane.engines.split_modes import PROPORTIONS, why_not
 
 USUAL_WEIGHTS = "q4_k_m"
@@ -160,7 +161,7 @@ class Question:
     def hardware(self) -> str:
         """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
-            return sized_name(self.machine, self.ram_gb)
+            return _sized(self.machine, self.ram_gb)
         if self.gpu and len(cards_in(self.gpu)) > 1:
             others = {"cpu": self.cpu, "cores": self.cores, "channels": self.channels, "sockets": self.sockets}
             return machine_name(self.gpu, self.ram, self.pcie, **others)
@@ -258,6 +259,13 @@ def most_steps(batch: int, layers: int) -> int:
     return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
 
 
+def _sized(machine: str, ram_gib: int | None) -> str:
+    """Parts without a GPU, with so much memory, if they name none; other machines as they are."""
+    first, *others = machine.split("+")
+    sized = ram_gib is None or first != NO_GPU or any(word.endswith("gb") for word in others)
+    return machine if sized else f"{machine}+{ram_gib}gb"
+
+
 @lru_cache(maxsize=256)
 def _with_cache(shape: ModelShape, bits: float) -> ModelShape:
     return replace(shape, kv_bits=bits)
@@ -293,6 +301,8 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
     if hardware.cpu_only and engine.needs_gpu:
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if (question.ts or question.sm) and takes_cards(engine):
+        raise FitError(f"ts, sm: {engine.name} divides every layer over all GPUs alike; leave it out")
     if question.sm is not None and (why := why_not(question.sm, engine, question.model_shape)):
         raise FitError(f"sm {question.sm}: {why}; use layer")
     if question.ts is not None:
@@ -330,7 +340,7 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
         others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
         verb = "has no numbers for" if isinstance(engine, FittedEngine) and engine.by_name else "does not run on"
         raise FitError(f"{engine.name} {verb} {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
-    if hardware.further and not (isinstance(engine, FittedEngine) and splits_cards(engine)):
+    if hardware.further and not (isinstance(engine, FittedEngine) and (splits_cards(engine) or takes_cards(engine))):
         raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]

@@ -24,6 +24,7 @@ from sim.machine.hardware import Hardware
 from traces.models.attention import Attention
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.engines.layer_split import ByCard, PromptSplit
+from trilane.engines.parallel import CardsStep, ExpertFactors, together
 from trilane.engines.tensor_split import SPLITS, AnySplit, TogetherPrompt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -113,6 +114,13 @@ class ExpertTimes:
         host = np.cumsum([(0.0,) * 5, *layers], axis=0)
         return cls(sum(all_gpu_ns for all_gpu_ns, *_ in layers), *host.T[1:])
 
+    def times(self, factors: ExpertFactors) -> ExpertTimes:
+        """Return the times on several cards that work together."""
+        gpu, copies = factors
+        return replace(
+            self, all_gpu_ns=gpu * self.all_gpu_ns, gpu_ns=gpu * self.gpu_ns, copies_ns=copies * self.copies_ns
+        )
+
 
 def _layer_ns(
     costs: CostTable, number: int, work: ExpertWork, on_cpu: bool, copied: int | None
@@ -144,14 +152,15 @@ class DecodeCosts:
         """See ``decode_time``; of a split, threads and the order of rows matter."""
         rows, work = batch * (1 + drafts), _step_work(shape, batch * (1 + drafts), active)
         costs = _costs(shape, hardware, engine, split, work)
-        step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
-        layers = shape.moe_layers
-        return cls(
-            layers * step.attention_ns, layers * step.mixture_ns + step.dense_ns + step.head_ns,
-            ExpertTimes.of(costs, [work] * layers, [True] * layers),
-            ExpertTimes.of(costs, [work] * layers, [False] * layers),
-            costs.sync_ns + step.routing_ns,
-        )
+        contexts = (max(context, 1 + drafts),) * batch
+        step, layers = costs.step(rows, contexts, head_rows=rows), shape.moe_layers
+        own = layers * step.attention_ns, layers * step.mixture_ns + step.dense_ns + step.head_ns
+        if together(engine, hardware):
+            cards = CardsStep.on(shape, hardware, engine, work, rows, [contexts], rows)
+            own = round(cards.attention_ns), round(cards.others_ns)
+        factors = ExpertFactors.of(shape, hardware, engine, work)
+        on_cpu, cached = (ExpertTimes.of(costs, [work] * layers, [cpu] * layers) for cpu in (True, False))
+        return cls(*own, on_cpu.times(factors), cached.times(factors), costs.sync_ns + step.routing_ns)
 
     def parts(self, layers: Layers, gpu_share: Rates = 0.0, hit_rate: Rates | None = None) -> list[Times]:
         """The parts of ``DecodeTime``, with the experts of so many layers on the host."""
@@ -345,10 +354,13 @@ class PieceCosts:
         costs = _costs(shape, hardware, engine, split, ExpertWork.of(shape, tokens))
         steps = [costs.step(tokens, (end,)) for end in ends]
         last = [costs.step(1, (end,)) for end in ends] if measured else steps  # of the last layer
-        others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
+        others: float = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
+        attention = sum(layers * step.attention_ns for step in steps)
+        own: tuple[float, float] = attention, others + sum(step.mixture_ns for step in last)
+        if together(engine, hardware):
+            own = CardsStep.on(shape, hardware, engine, ExpertWork.of(shape, tokens), tokens, [(end,) for end in ends])
         return cls(
-            tokens, len(ends), sum(layers * step.attention_ns for step in steps),
-            others + sum(step.mixture_ns for step in last),
+            tokens, len(ends), *own,
             _piece_experts(shape, hardware, engine, split, tokens, costs),
             measured, engine.prompt.experts.value == "copied ahead",
         )
@@ -376,7 +388,8 @@ def _piece_experts(
     least = engine.prompt.copies_from_tokens.value
     costs = costs or _costs(shape, hardware, engine, split, work)
     copied = shape.experts if engine.prompt.copied_experts.value == "all" else None
-    return ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows], copied)
+    times = ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows], copied)
+    return times.times(ExpertFactors.of(shape, hardware, engine, work))
 
 
 def _costs(

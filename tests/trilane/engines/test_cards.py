@@ -311,7 +311,7 @@ def test_a_division_that_is_named_is_answered() -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"ts": (25, 11)}, "together 37"),
     ({"ts": (0, 37)}, "at least 1 on the first"), ({"ts": (37,)}, "for each of several"),
-    ({"engine": "ktransformers"}, "ktransformers: expected one GPU, got 2; use llama.cpp or ik_llama.cpp"),
+    ({"engine": "ktransformers", "ts": (20, 17)}, "ts, sm: ktransformers divides every layer over all GPUs alike"),
     ({"gpu": "rtx-3090+rx-7900-xtx", "engine": "llama.cpp"}, "does not run on AMD's GPUs"),
 ])
 def test_what_cannot_be_divided_is_refused(changes: dict[str, Any], message: str) -> None:

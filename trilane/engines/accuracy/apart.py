@@ -25,7 +25,9 @@ from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.rows import StreamedRow, streamed_rows
 
-SEVERAL_GPUS, ON_DISK, VLLM = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv"))
+SEVERAL_GPUS, ON_DISK, VLLM, PARALLEL = (
+    BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv", "parallel.csv")
+)
 WITHIN = 1.5  # times too fast or too slow
 
 
@@ -70,6 +72,7 @@ def apart_lines() -> tuple[ApartLine, ...]:
     kinds: dict[str, Sequence[MeasuredRow]] = {
         "several GPUs": read_rows(SEVERAL_GPUS), "experts on a disk": read_rows(ON_DISK),
         "own readers": streamed_rows(), "vLLM": [row for row in read_rows(VLLM) if row.scored],
+        "cards together": [row for row in read_rows(PARALLEL) if row.scored],
     }
     return tuple(line for group, rows in kinds.items() for line in _lines(group, rows))
 

@@ -25,6 +25,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
 from trilane.engines.layer_split import blocks_of
+from trilane.engines.parallel import together
 from trilane.engines.split_modes import PROPORTIONS
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
@@ -166,9 +167,10 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
     hardware = machine_of(row.machine)
     by_card, layers = _by_card(row), blocks_of(shape) + 1
     whole = row.sm in PROPORTIONS or sum(by_card or (layers,)) == layers
-    if len(by_card or (layers,)) != len(hardware.cards) or not whole:
-        raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
+    apart = len(by_card or (layers,)) != len(hardware.cards) and not together(engine, hardware)
+    if apart or not whole:
+        raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     return predict_on(row, hardware, engine)
 
 

@@ -23,6 +23,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import Splitter
+from trilane.engines.parallel import takes_cards
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import (
@@ -55,7 +56,7 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     costs: dict[Setting, float] = {}
     for gpu, kv in product(space.gpu, space.kv):
         first = Setting(kv, space.piece_tokens[0], space.threads[0], gpu=gpu)
-        several = bench.hardware.further and gpu
+        several = bench.hardware.further and gpu and not takes_cards(engine)
         costs |= _with_threads((CardsPlacing if several else Placing)(bench, space, first))
     return SettingSearch(bench, space, costs)
 
@@ -218,8 +219,7 @@ class Placing:
         sizes = sorted(self.space.piece_tokens)
 
         def place(number: int) -> float:
-            known = self._place(sizes[number])
-            return inf if known is None else known
+            return inf if (known := self._place(sizes[number])) is None else known
 
         number = len(sizes) - 1
         while number >= 0:
