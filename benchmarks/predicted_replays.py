@@ -23,12 +23,17 @@ def print_errors(bench: ReplayBench, runs: Sequence[Prepared], rounds: int, hits
             one = bench.measure(run).run
             if number:
                 made.append(one)
-    errors = [_compared(play(run), made, hits) for run, made in zip(runs, measured, strict=True)]
+    print_median([error_of(play(run), made, hits) for run, made in zip(runs, measured, strict=True)])
+
+
+def print_median(errors: Sequence[float]) -> None:
+    """Print a line on the errors of all policies."""
     within = sum(error <= _AIM for error in errors)
     print(f"median error {median(errors):.1%}; {within} of {len(errors)} within {_AIM:.0%}")
 
 
-def _compared(predicted: Run, measured: Sequence[Run], hits: Callable[[Run], float]) -> float:
+def error_of(predicted: Run, measured: Sequence[Run], hits: Callable[[Run], float]) -> float:
+    """The absolute error of TPOT next to the best of the measured runs, printed with both."""
     times = [run.metrics.tpot_ms for run in measured]
     error = predicted.metrics.tpot_ms / min(times) - 1
     print(f"{predicted.policy:20} predicted {predicted.metrics.tpot_ms:8.1f} ms  measured {min(times):8.1f} ms "
