@@ -45,16 +45,16 @@ class PeerParts(LayerParts):
     def _launch(self, state: LayerState, plan: Plan, planned_ns: int, workload: dict[int, int]) -> None:
         """Launch all experts in stream order; they run when the hidden states are here."""
         arrived, launches = self._arrived(plan), list[PendingExpert]()
-        shared_ns, alone_ns = self.costs.expert_launch_ns, self.costs.expert_launch_ns
-        alone_ns += self.costs.first_expert_launch_ns
+        shared_ns = self.costs.expert_launch_ns
+        alone_ns = shared_ns + self.costs.first_expert_launch_ns
         for place, expert in enumerate(plan.gpu):
             launch_ns = shared_ns if 0 < place < arrived else alone_ns
             launch = self.gpu.launch(planned_ns, launch_ns, plan.layer, self.first + expert)
             launches.append((expert, workload[expert], launch))
         self._awaited, state.pending = launches[:arrived], launches[arrived:]
         if launches:
-            sum_launch_ns = self.costs.combine_launch_ns
-            state.combine_first_ns, state.combine_launched_ns = self.gpu.launch(planned_ns, sum_launch_ns, plan.layer)
+            launch = self.gpu.launch(planned_ns, self.costs.combine_launch_ns, plan.layer)
+            state.combine_first_ns, state.combine_launched_ns = launch
 
     def _send_hidden(self, planned_ns: int) -> None:
         """Bring the hidden states here. By way of the host they are those that the CPU computes on."""
@@ -170,14 +170,6 @@ class Peer(Timeline):
         self.before_ns = before_ns
         return self._decide(step, layer, committed=False)
 
-    def foresee(self, layer: int, forecasts: Sequence[Forecast]) -> None:
-        """Look ahead from a layer."""
-        self._foresee(layer, forecasts)
-
-    def end_layer(self) -> None:
-        """End a layer."""
-        self._end_layer()
-
 
 class PeersTimeline(Timeline):
     """One run of one session a GPU over a demand. ``costs``: of each GPU, of all layers."""
@@ -257,9 +249,9 @@ class PeersTimeline(Timeline):
         first, *others = self._own
         super()._foresee(layer, first.forecasts[layer])
         for peer, own in zip(self._peers, others, strict=True):
-            peer.foresee(layer, own.forecasts[layer])
+            peer._foresee(layer, own.forecasts[layer])
 
     def _end_layer(self) -> None:
         super()._end_layer()
         for peer in self._peers:
-            peer.end_layer()
+            peer._end_layer()
