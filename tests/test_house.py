@@ -206,7 +206,7 @@ def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
     made the requests of a file."""
     assert list(comparisons_of_engines(parsed(), ENGINES)) == []
     rooms = {name: tree for name, tree in parsed().items() if name.startswith(("sim.", "trilane.engines."))}
-    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.strata.predictions"}
+    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.strata.predicted"}
     assert literals_of_engines(rooms, ENGINES) <= defaults
 
 

@@ -70,13 +70,6 @@ def assembled_name(
     return "+".join([*parts, *(_COUNTS[kind][1].format(n) for kind, n in counts.items() if n is not None)])
 
 
-def sized_name(name: str, ram_gib: int | None) -> str:
-    """Parts without a GPU, with so much memory, if they name none; other names as they are."""
-    words = name.split("+")
-    sized = any(_COUNTS["ram"][0].fullmatch(word) for word in words)
-    return name if ram_gib is None or sized or words[0] != NO_GPU else f"{name}+{ram_gib}gb"
-
-
 def is_assembly(name: str) -> bool:
     """True if a name consists of parts, rather than being a file's."""
     return ("+" in name and not name.endswith((".yaml", ".yml"))) or kind_of(name.lower()) is not None

@@ -181,6 +181,13 @@ class SplitMemory:
         return None if self.ram_bytes is None else self.ram_bytes - others
 
     @property
+    def left_bytes(self) -> int | None:
+        """Bytes of the host's memory for other pages of the file; None: enough."""
+        if self.one_memory:
+            return max(self.gpu_bytes - sum(self.gpu_parts.values()) + self.reserve_bytes - HOST_RESERVE_BYTES, 0)
+        return None if self.ram_bytes is None else max(self.ram_bytes - sum(self.host_parts.values()), 0)
+
+    @property
     def missing_bytes(self) -> int:
         """Bytes that the GPU lacks, or the one that lacks most; at most 0 where all of it fits."""
         if self.cards:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.costs.software import SplitMode
-from sim.machine.assembly import NO_GPU, assembled_name, sized_name
+from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
@@ -161,7 +161,7 @@ class Question:
     def hardware(self) -> str:
         """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
-            return sized_name(self.machine, self.ram_gb)
+            return _sized(self.machine, self.ram_gb)
         if self.gpu and len(cards_in(self.gpu)) > 1:
             others = {"cpu": self.cpu, "cores": self.cores, "channels": self.channels, "sockets": self.sockets}
             return machine_name(self.gpu, self.ram, self.pcie, **others)
@@ -257,6 +257,13 @@ def most_steps(batch: int, layers: int) -> int:
     """
     of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
     return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
+
+
+def _sized(machine: str, ram_gib: int | None) -> str:
+    """Parts without a GPU, with so much memory, if they name none; other machines as they are."""
+    first, *others = machine.split("+")
+    sized = ram_gib is None or first != NO_GPU or any(word.endswith("gb") for word in others)
+    return machine if sized else f"{machine}+{ram_gib}gb"
 
 
 @lru_cache(maxsize=256)

@@ -17,11 +17,11 @@ from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.host_memory import larger_ram_gib
 from trilane.engines.memory import host_memory_of, least_need, longest_prompt, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
+from trilane.engines.row_table import USUAL_DISK
 from trilane.engines.shortage import Missing, NoRoomError, Way
-from trilane.engines.speed import EngineSpeed
+from trilane.engines.speed import EngineSpeed, where_it_fits
 
 MOST_WAYS = 3
-USUAL_DISK = "nvme-4x4"
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
@@ -92,6 +92,7 @@ class _EngineRoom:
         speed = self._speed(question)
         if self.least and not speed.has_room:
             speed = self._speed(replace(question, **self.least))
+        speed = where_it_fits(speed) if question.disk else speed
         if speed.splitter.memory(speed.split).fullest > most:
             raise NoRoomError(Missing(question.shape))
         return 1e9 / speed.decode.total_ns

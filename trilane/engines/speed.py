@@ -38,6 +38,7 @@ from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
 from trilane.engines.parallel import takes_cards
 from trilane.engines.parallel_memory import ParallelSplitter, ParallelVllmSplitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
+from trilane.engines.row_table import TableReads, table_reads
 from trilane.engines.split_modes import PROPORTIONS
 from trilane.engines.split_speed import (
     DecodeTime,
@@ -206,8 +207,16 @@ class EngineSpeed:
         no room next to a file that is mapped (ggml-org/llama.cpp issue 23603).
         """
         words = command_words(self.question, self.shape, self.engine, self.split, self.hardware)
-        copies = self.hardware.cpu_only and self.engine.dialect == "llama"
-        return [*words, "--no-repack"] if copies and self.splitter.memory(self.split).disk_bytes else words
+        memory, llama = self.splitter.memory(self.split), self.engine.dialect == "llama"
+        words += ["--no-repack"] if llama and self.hardware.cpu_only and memory.disk_bytes else []
+        loads_all = self.hardware.gpu.kind == "unified" and self.table is not None and self.table.on_disk_bytes > 0
+        return [*words, "-lzm on"] if llama and loads_all else words
+
+    @property
+    def table(self) -> TableReads | None:
+        """The model's table of rows; None without one, and of engines that load all weights."""
+        memory = self.splitter.memory(self.split)
+        return table_reads(self.shape, memory, self.question.disk) if self.engine.maps_files else None
 
     @property
     def without_device(self) -> tuple[str, ...]:
@@ -309,6 +318,7 @@ class EngineAnswer:
     limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     regime: Regime
     error: ErrorToExpect | None  # of decode speeds that others measured; None: of batches, and of measured times
+    table: TableReads | None  # of which each token reads some rows; None: the model has none
     measured: bool  # times are those of kernels that were measured on one machine
 
 
@@ -342,6 +352,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         limit=limiting_part(gains),
         regime=regime,
         error=speed.error_to_expect(regime),
+        table=speed.table,
         measured=speed.measured,
     )
 

@@ -10,6 +10,7 @@ from trilane.engines.accuracy.errors import ErrorToExpect
 from trilane.engines.gains import in_short, owner_of
 from trilane.engines.memory import SplitMemory
 from trilane.engines.recommend import Recommended, RecommendQuestion, Unable
+from trilane.engines.row_table import TableReads
 from trilane.engines.tune.tuned import Tuned
 from trilane.engines.upgrades import Upgrade
 from trilane.output.figures.families import LIMIT_COLOURS, MEMORY_COLOURS, TIME_COLOURS
@@ -29,7 +30,7 @@ def speed_record(tuned: Tuned) -> Record:
         "tokens_per_s": tuned.tokens_per_s, "speed": number(tuned.tokens_per_s),
         "first_ms": tuned.ttft_ms, "first": duration(tuned.ttft_ms),
         "answer_ms": tuned.answer_ms, "answer": duration(tuned.answer_ms),
-        "memory": memory_record(tuned.memory), "command": tuned.command,
+        "memory": memory_record(tuned.memory, tuned.table), "command": tuned.command,
         "words": [word._asdict() for word in explained(tuned.arguments)],
         "decode": _times(tuned.decode_ms, milliseconds), "prompt": _times(tuned.prompt_ms, duration),
     }
@@ -40,14 +41,17 @@ def _times(parts: Mapping[str, float], text: Any) -> list[Record]:
             for name, ms in parts.items() if ms]
 
 
-def memory_record(memory: SplitMemory) -> list[Record]:
-    """Memories that fill: of the card, of the host, and what is read from a disk. Bytes, and the same in GB."""
+def memory_record(memory: SplitMemory, reads: TableReads | None) -> list[Record]:
+    """Memories that fill: of the card, of the host, what is read from a disk, and a table of rows. In bytes and GB."""
     name = "memory" if memory.one_memory else "GPU memory"
     bars = [_memory_bar(name, memory.gpu_bytes, memory.gpu_parts)]
     if not memory.one_memory:
         bars.append(_memory_bar("RAM", memory.ram_bytes, memory.host_parts))
     if memory.disk_bytes:
         bars.append(_memory_bar("disk", None, {"experts": memory.disk_bytes}))
+    if reads is not None:
+        parts = {"rows in memory": reads.in_memory_bytes, "rows in the file": reads.on_disk_bytes}
+        bars.append(_memory_bar(reads.name, None, parts))
     return bars
 
 

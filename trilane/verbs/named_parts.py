@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from sim.machine.part_names import PartKind
     from sim.machine.parts import TakenName
 
-READERS = ("colibri", "colibri-metal", "colibri-deepseek-v4", "ds4-metal", "ds4-cuda")  # trilane.engines.streamed
+READERS = (  # trilane.engines.streamed
+    "colibri", "colibri-metal", "colibri-deepseek-v4", "ds4-metal", "ds4-cuda", "slotstream", "bigmoeonedge",
+)
 _KINDS: Mapping[str, PartKind] = {"gpu": "gpu", "ram": "memory", "cpu": "cpu"}
 
 
@@ -62,7 +64,6 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
 
 def model_checks(model: str, weights: str | None, engine: str | None = None) -> list[Callable[[], object]]:
     """Checks for ``machine_named``: of the names of a model, of a format of weights, and of an engine."""
-    from sim.costs.engine import load_engine
     from traces.models.catalogue import model_named
     from traces.models.quantisation import format_named
 
@@ -70,7 +71,20 @@ def model_checks(model: str, weights: str | None, engine: str | None = None) -> 
     checks += [partial(format_named, weights)] if weights is not None else []
     if engine in READERS:
         raise OptionError(f"--engine {engine}: a program that reads experts by itself, for which tune alone answers")
-    return checks + ([partial(load_engine, engine)] if engine is not None else [])
+    return checks + ([partial(_engine_named, engine)] if engine is not None else [])
+
+
+def _engine_named(engine: str) -> None:
+    """Raises EngineError, which names programs that read experts by themselves where no engine has a name like it."""
+    from sim.costs.engine import EngineError, load_engine
+
+    try:
+        load_engine(engine)
+    except EngineError as error:
+        if "did you mean" in str(error) or not str(error).startswith("there is no"):
+            raise
+        readers = ", ".join(READERS)
+        raise EngineError(f"{error}; programs that read experts by themselves, for tune: {readers}") from None
 
 
 def taken_record(taken: Sequence[TakenName]) -> dict[str, Any]:

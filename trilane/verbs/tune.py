@@ -208,14 +208,20 @@ def _of_windows(question: Question, others: Mapping[str, bool]) -> Answer | None
     """The answer for an engine whose steps are windows; None for another one."""
     if question.engine is None:
         return None
+    from trilane.engines.strata.cards_tune import cards_tuning
     from trilane.engines.strata.tune import strata_tuning, window_engine
+    from trilane.output.pages.strata_cards import strata_cards_page
     from trilane.output.pages.strata_tune import strata_tune_page
 
     engine = window_engine(question.engine)
     if engine is None:
         return None
     _check_none(question.engine, others)
-    found = strata_tuning(question, engine, question.load_machine())
+    hardware = question.load_machine()
+    if hardware.further:
+        split = cards_tuning(question, engine, hardware)
+        return split.to_dict(), strata_cards_page(split)
+    found = strata_tuning(question, engine, hardware)
     return found.to_dict(), strata_tune_page(found)
 
 

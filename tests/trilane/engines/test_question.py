@@ -277,3 +277,11 @@ def test_every_row_and_every_prediction_is_of_an_engine_with_a_program() -> None
     assert {load_fitted(one.engine).program for one in read_rows() if one.id in read_predictions()} == {
         "llama.cpp", "ik_llama.cpp", "ktransformers"
     }
+
+
+@pytest.mark.parametrize(("machine", "hardware"), [
+    ("none+ddr5-5600+ryzen-9-9950x", "none+ddr5-5600+ryzen-9-9950x+96gb"),
+    ("none+ddr5-5600+64gb", "none+ddr5-5600+64gb"), ("rtx-4080+ddr5-5600", "rtx-4080+ddr5-5600"), ("gb10", "gb10"),
+])
+def test_a_named_machine_without_a_gpu_has_the_memory_that_is_asked(machine: str, hardware: str) -> None:
+    assert Question("gpt-oss-20b", machine=machine, ram_gb=96).hardware == hardware

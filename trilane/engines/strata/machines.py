@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 from sim.machine.assembly import assembled_name
@@ -20,6 +21,19 @@ _SERVERS = re.compile("epyc|xeon", re.IGNORECASE)
 _SERVER, _SLOWEST = "server", "ddr4-2133"
 _NEAR = 0.1  # of a card's memory: what a driver keeps
 GB_PER_S = 1e9
+
+
+def machines_of(request: StrataRequest) -> tuple[Hardware, ...]:
+    """The machine with each of its cards, which are alike, or whose titles are joined by " + ".
+
+    Raises HardwareError for another number of titles, and what ``machine_of`` raises.
+    """
+    titles = request.gpu.split(" + ")
+    if len(titles) == 1:
+        return (machine_of(request),) * request.n_gpus
+    if len(titles) != request.n_gpus:
+        raise HardwareError(f"expected {request.n_gpus} GPUs, got {request.gpu!r}")
+    return tuple(machine_of(replace(request, gpu=title, gpu_vram_gb=None)) for title in titles)
 
 
 def machine_of(request: StrataRequest) -> Hardware:

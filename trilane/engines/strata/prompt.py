@@ -23,17 +23,32 @@ def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float, p
     """
     if tokens < costs.engine.prompt.copies_from_tokens.value:
         return _through_windows(costs, tokens, before, held_share, pcie_share)
-    shape, most = costs.shape, costs.engine.prompt.piece_tokens.value
-    token_bytes = costs.work.borrowed_bytes.value / most
-    piece = min(tokens, most, max(int(held_share * shape.routed_bytes / token_bytes), LEAST_PIECE))
-    borrowed = min(piece * token_bytes, held_share * shape.routed_bytes)
-    held = held_share - borrowed / shape.routed_bytes
-    split = StaticSplit(shape.moe_layers, round(held * shape.experts), costs.threads, piece)
-    time = prompt_time(costs.sparse, costs.hardware, costs.engine, split, tokens, before)
+    piece = piece_of(costs, held_share * costs.shape.routed_bytes, tokens)
+    borrowed = borrowed_bytes(costs, held_share * costs.shape.routed_bytes, piece)
+    held = held_share - borrowed / costs.shape.routed_bytes
     start_ns = piece * costs.work.prompt_token_ns.value
     refill_ns = borrowed / costs.hardware.link.h2d_bytes_per_s * 1e9
-    context_ns = _index_ns(costs, tokens, before) + _kv_ns(costs, tokens, before, piece)
-    return (time.total_ns + start_ns + refill_ns + context_ns) / 1e6
+    return (pieces_ns(costs, tokens, before, piece, held) + start_ns + refill_ns) / 1e6
+
+
+def piece_of(costs: WindowCosts, cache_bytes: float, tokens: int) -> int:
+    """Tokens of a piece, whose buffers a cache of that size lends."""
+    most = costs.engine.prompt.piece_tokens.value
+    room = int(cache_bytes * most / costs.work.borrowed_bytes.value)
+    return min(tokens, most, max(room, LEAST_PIECE))
+
+
+def borrowed_bytes(costs: WindowCosts, cache_bytes: float, piece: int) -> float:
+    """Bytes of a cache that the buffers of a piece take."""
+    most = costs.engine.prompt.piece_tokens.value
+    return min(piece * costs.work.borrowed_bytes.value / most, cache_bytes)
+
+
+def pieces_ns(costs: WindowCosts, tokens: int, before: int, piece: int, held: float) -> float:
+    """Pieces of a prompt through all layers, with a share of the experts in the cache."""
+    split = StaticSplit(costs.shape.moe_layers, round(held * costs.shape.experts), costs.threads, piece)
+    time = prompt_time(costs.sparse, costs.hardware, costs.engine, split, tokens, before)
+    return time.total_ns + _index_ns(costs, tokens, before) + _kv_ns(costs, tokens, before, piece)
 
 
 def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float, pcie_share: float) -> float:

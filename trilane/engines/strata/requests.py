@@ -69,6 +69,7 @@ class StrataRequest:
     context: Count | None = None
     kv: str = ""
     cache_slots: _Tokens | None = None
+    cache_gib: _Positive | None = None
     pcie_frac: Annotated[float, between(0, 1)] | None = None
     spec_min_p: Annotated[float, between(0, 1)] | None = None
     prompt_tokens: _Tokens | None = None

@@ -77,11 +77,15 @@ def drafts_of(threshold: float, rows: int) -> Drafts:
     return Drafts(len(numbers) * float(beta(right, wrong).sf(threshold)), accepted)
 
 
-def cache_slots(shape: ModelShape, hardware: Hardware, context: int, kv_tokens: int = 0) -> int:
-    """Experts for which a card has room next to weights, keys and values of a context, and the draft layer."""
+def cache_slots(
+    shape: ModelShape, hardware: Hardware, context: int, kv_tokens: int = 0, *, drafts: bool = True
+) -> int:
+    """Experts for which a card has room next to weights, keys and values of a context, and the draft layer, if it has
+    ``drafts``."""
     others = shape.non_expert_bytes - shape.embedding_bytes + gpu_cache_bytes(shape, context, kv_tokens)
-    others += draft_kv_bytes(shape, min(context, kv_tokens or context))
-    left = hardware.gpu.memory_bytes - others - _DRAFT_LAYER - _DRAFT_HEAD - _BUFFERS - hardware.gpu.reserve_bytes
+    if drafts:
+        others += draft_kv_bytes(shape, min(context, kv_tokens or context)) + _DRAFT_LAYER + _DRAFT_HEAD
+    left = hardware.gpu.memory_bytes - others - _BUFFERS - hardware.gpu.reserve_bytes
     pairs = shape.moe_layers * shape.experts
     return min(max(round(left * pairs / shape.routed_bytes), 0), pairs)
 

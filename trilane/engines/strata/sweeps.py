@@ -16,7 +16,7 @@ from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
 from trilane.common.csv_files import read_csv
 from trilane.common.hints import Count, Name, between
-from trilane.engines.strata.predictions import ENGINE, usual_share
+from trilane.engines.strata.predicted import ENGINE, usual_share
 from trilane.engines.strata.requests import USUAL_KV_BITS, RequestsError
 from trilane.engines.strata.settings import WORTH_WORKERS, StrataSetting, cache_slots, strata_speed, worker_numbers
 from trilane.engines.strata.window import WindowCosts

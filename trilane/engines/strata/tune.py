@@ -17,7 +17,7 @@ from trilane.common.units import GB
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, with_weights
 from trilane.engines.strata import MODEL
-from trilane.engines.strata.predictions import ENGINE, usual_share
+from trilane.engines.strata.predicted import ENGINE, usual_share
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import STRATA_WEIGHTS, USUAL_KV_BITS
 from trilane.engines.strata.settings import (
@@ -106,29 +106,20 @@ class StrataTuning:
 
 def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) -> StrataTuning:
     """Compare settings, and other weights. Raises FitError for what the engine does not run, and without room."""
-    found = _in_weights(question, engine, hardware)
+    found = in_weights(question, engine, hardware)
     by_weights = {parted(found.model).weights or USUAL_WEIGHTS: 1000 / found.best.token_ms}
     for weights in (f"gsq-{name}" for name in STRATA_WEIGHTS):
         with suppress(FitError):
             if weights not in by_weights:
-                other = _in_weights(replace(question, weights=weights), engine, hardware)
+                other = in_weights(replace(question, weights=weights), engine, hardware)
                 by_weights[weights] = 1000 / other.best.token_ms
     return replace(found, tokens_by_weights=by_weights)
 
 
-def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) -> StrataTuning:
+def in_weights(question: Question, engine: FittedEngine, hardware: Hardware) -> StrataTuning:
     """The answer in the weights of the question."""
     shape = strata_shape(question)
-    check_engine(engine, shape, hardware)
-    if question.batch > 1:
-        raise FitError(f"{engine.name}: expected one request at a time, whose windows are known, got {question.batch}")
-    if question.disk is not None:
-        raise FitError(
-            f"{engine.name}: expected no disk, got {question.disk}: how long it takes to read experts from files is "
-            f"not known; leave it out (--disk), and choose weights for which the host has room"
-        )
-    if hardware.one_memory:
-        raise FitError(f"{engine.name}: expected a machine with a GPU that has its own memory, got {hardware.name}")
+    check_machine(question, engine, shape, hardware)
     context = question.window or question.prompt_tokens + question.generated
     rooms = _rooms(question, shape, hardware, context)
     costs = WindowCosts(shape, hardware, engine, hardware.cpu.cores)
@@ -141,7 +132,7 @@ def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) ->
     quickest = min(owns, key=lambda setting: strata_speed(costs, setting, middle).token_ms)
     slots, pairs = quickest.slots, shape.moe_layers * shape.experts
     costs = costs.with_setting(workers[0], quickest.kv_tokens)
-    best = _fewest_workers({one: strata_speed(costs, one, middle) for one in _others(quickest, workers)})
+    best = fewest_workers({one: strata_speed(costs, one, middle) for one in other_settings(quickest, workers)})
     own = next((setting for setting in owns if setting.kv_tokens == usual_kv_tokens(context)), quickest)
     tuned = costs.with_setting(best.setting.workers, quickest.kv_tokens)
     return StrataTuning(
@@ -162,7 +153,21 @@ def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) ->
     )
 
 
-def _others(setting: StrataSetting, workers: Sequence[int]) -> list[StrataSetting]:
+def check_machine(question: Question, engine: FittedEngine, shape: ModelShape, hardware: Hardware) -> None:
+    """Raises FitError for what the engine does not run, and for what is not known of it."""
+    check_engine(engine, shape, hardware)
+    if question.batch > 1:
+        raise FitError(f"{engine.name}: expected one request at a time, whose windows are known, got {question.batch}")
+    if question.disk is not None:
+        raise FitError(
+            f"{engine.name}: expected no disk, got {question.disk}: how long it takes to read experts from files is "
+            f"not known; leave it out (--disk), and choose weights for which the host has room"
+        )
+    if hardware.one_memory:
+        raise FitError(f"{engine.name}: expected a machine with a GPU that has its own memory, got {hardware.name}")
+
+
+def other_settings(setting: StrataSetting, workers: Sequence[int]) -> list[StrataSetting]:
     """All shares, workers and thresholds together, with one room for keys and values, which is best by itself."""
     return [
         replace(setting, pcie_share=share, workers=number, min_draft_probability=threshold)
@@ -194,7 +199,7 @@ def strata_next_to(question: Question, hardware: Hardware) -> StrataTuning | Non
         return None
     own = replace(question, model=MODEL, weights=USUAL_WEIGHTS, threads=None, disk=None)
     try:
-        return _in_weights(own, load_fitted(ENGINE), hardware)
+        return in_weights(own, load_fitted(ENGINE), hardware)
     except FitError:
         return None
 
@@ -231,18 +236,23 @@ def _slots(question: Question, shape: ModelShape, hardware: Hardware, context: i
             f"{shape.name} in strata: {hardware.gpu.name or hardware.name} has no room for a cache of experts next to "
             f"weights, draft layer and a context of {context}; choose a shorter one (--context)"
         )
+    check_host(question, shape, hardware, slots, context if kv_tokens else 0)
+    return slots
+
+
+def check_host(question: Question, shape: ModelShape, hardware: Hardware, slots: int, kv_tokens: int) -> None:
+    """Raises FitError where the host lacks room for the experts that no card holds, and for keys and values."""
     memory, others = host_memory_of(question, hardware), 1 - slots / (shape.moe_layers * shape.experts)
-    held = others * shape.routed_bytes + HOST_RESERVE_BYTES + (host_kv_bytes(shape, context) if kv_tokens else 0)
+    held = others * shape.routed_bytes + HOST_RESERVE_BYTES + host_kv_bytes(shape, kv_tokens)
     missing = 0 if memory is None else held - memory
     if missing > 0:
         raise FitError(
             f"{shape.name} in strata: the host lacks {missing / GB:.1f} GB for the experts that the card does not "
             f"hold; choose fewer bits, such as gsq-iq2_xs (--weights)"
         )
-    return slots
 
 
-def _fewest_workers(speeds: Mapping[StrataSetting, StrataSpeed]) -> StrataSpeed:
+def fewest_workers(speeds: Mapping[StrataSetting, StrataSpeed]) -> StrataSpeed:
     """The quickest; of its share and threshold the one with the fewest workers that is nearly as quick."""
     best = min(speeds.values(), key=lambda speed: speed.token_ms)
     near = [

@@ -52,6 +52,7 @@ class WindowTime:
     drafts_ns: float
     swaps_ns: float  # until experts that were swapped after an earlier window are there
     host_ns: float  # commit, table of n-grams
+    hand_over_ns: float = 0.0  # from one card to the next
 
     @property
     def total_ns(self) -> float:
@@ -138,14 +139,16 @@ class WindowCosts:
 
 
 def window_time(
-    costs: WindowCosts, counts: WindowCounts, context: int, pcie_share: float | None = None, swaps: float = 0.0
+    costs: WindowCosts, counts: WindowCounts, context: int, pcie_share: float | None = None, swaps: float = 0.0, *,
+    layers: int | None = None, final: bool = True, helpers_ns: float = 0.0,
 ) -> WindowTime:
     """The time of a window with so many tokens in the KV cache.
 
     ``pcie_share``: of missed experts, by the engine's rule, rounded down in each layer; None: as many in each layer as
-    ``counts`` has in the mean. ``swaps``: experts that change places every ``EVERY`` windows.
+    ``counts`` has in the mean. ``swaps``: experts that change places every ``EVERY`` windows. ``layers``: of the card,
+    None for all; ``final``: they end with the head and the drafts. ``helpers_ns``: of other cards next to each layer.
     """
-    work, layers = costs.work, costs.shape.moe_layers
+    work, layers = costs.work, layers or costs.shape.moe_layers
     step = costs.step(counts.rows, context)
     routing = step.attention_ns + costs.selection_ns(context) + step.gate_ns + work.handshake_ns.value
     routing += costs.row_ns * (counts.rows - 1) + step.combine_ns
@@ -161,16 +164,17 @@ def window_time(
     fetched, called = crossing * costs.fetch_ns, costs.call_ns(crossing, few_rows)
     pool = (left > 0) * work.pool_ns.value + left * costs.pool_expert_ns(many_rows)
     gpu = step.shared_ns + hits_ns + fetched + called
-    waiting, drafts_ns = np.maximum(pool - gpu, 0.0), drafts_made(counts.drafts, work.rows.value) * draft_ns(costs)
+    waiting = np.maximum(np.maximum(pool, helpers_ns) - gpu, 0.0)
+    drafts_ns = drafts_made(counts.drafts, work.rows.value) * draft_ns(costs)
     return WindowTime(
-        routing_ns=layers * routing + step.head_ns,
+        routing_ns=layers * routing + final * step.head_ns,
         kv_ns=layers * streamed_ns(costs.shape, costs.hardware, work, counts.rows, context),
         gpu_experts_ns=layers * (step.shared_ns + hits_ns + float(chance @ called)),
         copies_ns=layers * float(chance @ fetched),
         waiting_ns=layers * float(chance @ waiting),
-        drafts_ns=drafts_ns,
+        drafts_ns=final * drafts_ns,
         swaps_ns=max(swaps * costs.swap_ns - drafts_ns - work.commit_ns.value, 0.0) / EVERY,
-        host_ns=work.commit_ns.value + work.host_ns.value,
+        host_ns=final * (work.commit_ns.value + work.host_ns.value),
     )
 
 

@@ -28,6 +28,7 @@ class StreamedEngine(NamedTuple):
     """A program; ``engines.yaml`` says what its numbers mean."""
 
     title: str
+    command: str
     models: Mapping[str, StreamedFormat]
     ram_share: Sourced[float]
     other_bytes: Sourced[float]
@@ -39,10 +40,10 @@ class StreamedEngine(NamedTuple):
     overlaps: Sourced[bool]
     core_bytes_per_s: Sourced[float] | None = None
     like: str | None = None
+    on_cpu: bool = False
     drafts: Sourced[int] | None = None
     accepted: Sourced[float] | None = None
     repeated: Sourced[float] | None = None
-    command: str | None = None
     direct_word: str | None = None
     no_drafts_word: str | None = None
 

@@ -67,8 +67,6 @@ def tunings_next_to(question: Question, models: Sequence[str] | None = None) -> 
 
 
 def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hardware) -> None:
-    if engine.command is None:
-        raise FitError(f"engine {name}: expected one whose command line is known; its rows are asked in accuracy")
     set_otherwise = {"--weights": question.weights, "--threads": question.threads, "--batch": question.batch > 1,
                      "--context": question.window}
     if given := [option for option, value in set_otherwise.items() if value]:
@@ -76,8 +74,11 @@ def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hard
         raise FitError(f"engine {name}: expected its own format, threads and context, and one sequence, got {options}")
     if engine.like is None:
         return
+    if engine.on_cpu != hardware.cpu_only:
+        where = "with --gpu none, whose CPU computes" if engine.on_cpu else "with a GPU"
+        raise FitError(f"engine {name}: expected a machine {where}, got {hardware.name}")
     check_engine(load_fitted(engine.like), engine.shape(question.model), hardware)
-    if hardware.gpu.kind != "unified":
+    if hardware.gpu.kind not in ("unified", "cpu"):
         raise FitError(f"engine {name}: expected a machine whose GPU shares the host's memory, the only ones with "
                        f"measured rows, got {hardware.name}")
 
@@ -87,7 +88,10 @@ def command_of(speed: StreamedSpeed) -> str:
     engine, setting = speed.engine, speed.setting
     words = [engine.direct_word] if setting.direct and engine.direct_word else []
     words += [engine.no_drafts_word] if setting.tokens_per_pass == 1 and engine.no_drafts_word else []
-    line = (engine.command or "").format(ram_gb=int(speed.budget_bytes / GB), slots_gb=int(speed.slots_bytes / GB))
+    line = engine.command.format(
+        ram_gb=int(speed.budget_bytes / GB), slots_gb=int(speed.slots_bytes / GB),
+        slots=int(speed.slots_bytes / speed.shape.routed_bytes * speed.shape.experts),
+    )
     return " ".join([*words, line])
 
 

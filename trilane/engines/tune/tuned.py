@@ -16,6 +16,7 @@ from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import SplitMemory, host_memory_of
 from trilane.engines.question import FitError, KvFormat
+from trilane.engines.row_table import TableReads
 from trilane.engines.speed import EngineSpeed, time_parts
 from trilane.engines.split_speed import Floats, StaticSplit, Times
 from trilane.engines.tune.expert_cache import CachedSpeed
@@ -42,6 +43,7 @@ class Tuned:
     cache_mib: int | None
     hit_rate: float | None
     memory: SplitMemory  # without the cache of experts
+    table: TableReads | None  # of which each token reads some rows; None: the model has none
     tpot_ms: float
     decode_ms: Mapping[str, float]
     ttft_ms: float
@@ -117,6 +119,7 @@ class Workbench:
             cache_mib=speed.cache_mib if isinstance(speed, CachedSpeed) else None,
             hit_rate=split.cache.hit_rate if split.cache else None,
             memory=speed.splitter.memory(split),
+            table=speed.table,
             tpot_ms=speed.decode.total_ns / _NS_PER_MS,
             decode_ms=time_parts(speed.decode, cpu_only, split.mode),
             ttft_ms=speed.prompt.total_ns / _NS_PER_MS,

@@ -69,6 +69,7 @@ TIME_COLOURS = {
 MEMORY_COLOURS = {
     "experts": BLUE, "KV cache": SKY, "weights that every token needs": GREEN, "compute buffers": PURPLE,
     "reserve": GREY, "embeddings and inputs": ORANGE, "the system and the program": GREY,
+    "rows in memory": ORANGE, "rows in the file": GREY,
 }
 LIMIT_COLOURS = {  # of the part that limits an answer, by its name in ``trilane.engines.gains``
     "GPU memory": BLUE, "GPU bandwidth": SKY, "GPU compute": SKY, "DRAM": ORANGE, "CPU reads": ORANGE,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from trilane.engines.strata.predictions import QUANTITIES, Predictions, group_of, grouped
+from trilane.engines.strata.predicted import QUANTITIES
+from trilane.engines.strata.predictions import Predictions, group_of, grouped
 from trilane.output.figures.figure_files import PictureError, default_settings
 from trilane.output.figures.marks import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from trilane.output.figures.scatter import BAND, Dot, band_handles, draw_dots, line_handle, point_handle

@@ -24,6 +24,7 @@ _MEANINGS = {
     "-dev": "none: no GPU is used",
     "CUDA_VISIBLE_DEVICES": "empty: the program sees no GPU",
     "--no-repack": "weights stay in the order of the file, which is mapped",
+    "-lzm": "on: rows of tables such as that of n-grams are read from the file when they are used",
     "-rtr": "weights are put into the CPU's order of rows when they are loaded",
     "-sm": "how the model is divided over several GPUs: by layers, with a part of every layer on each, or not at all",
     "-ts": "layers of each GPU, the quickest first, with the output layer; or proportions of every layer",

@@ -19,7 +19,7 @@ from trilane.engines.recommend import (
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.caveats import limit_notes
-from trilane.output.pages.fit_engine import caveats
+from trilane.output.pages.fit_engine import caveats, table_fact
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.output.pages.widths import Command
 
@@ -52,7 +52,13 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
     return [title, answer.about, *unknown, *lines, *_alike(runs), _legend(answer),
-            *caveats([*limit_notes(answer.asked.fit), *answer.machine_notes]), *hint]
+            *caveats([*_tables(runs), *limit_notes(answer.asked.fit), *answer.machine_notes]), *hint]
+
+
+def _tables(runs: Sequence[Recommended]) -> list[str]:
+    """Sentences on tables of rows, which no column counts."""
+    facts = [(one.model, *fact) for one in runs for fact in table_fact(one.tuned.table)]
+    return [f"{model}: {name} of {text}" for model, name, text in facts]
 
 
 def _legend(answer: Recommendation) -> Part:

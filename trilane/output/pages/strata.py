@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trilane.engines.strata.predictions import QUANTITIES, Predicted, Predictions, grouped
+from trilane.engines.strata.predicted import QUANTITIES, Predicted
+from trilane.engines.strata.predictions import Predictions, grouped
 from trilane.engines.strata.sweeps import Sweep
 from trilane.output.pages.output import Part, heading, legend, table
 
@@ -16,6 +17,7 @@ _MEANINGS = {
     "hits given": "the log's hits and reads over the link; the times alone are predicted",
     "hits predicted": "by the slots of the cache; the share over the link is the row's, its log's, or by the rule",
     "decode tokens/s": "rows that state no windows: a window has 2.1 drafts, of which 0.7 are accepted",
+    "several GPUs": "a range of layers each; hits and drafts as where none are stated",
     "median, p90": "of the errors without their signs; bias: median with their signs, above 0 is predicted too slow",
     "null": "GPU part + microseconds x entries on the CPU, both fitted to the machine's own rows",
 }

@@ -86,5 +86,5 @@ def _speeds(name: str, speeds: Mapping[Any, float]) -> Part:
 def _window(found: StrataTuning) -> Part:
     times = vars(found.best.window)
     whole = found.best.window.total_ns
-    rows = [[_PARTS[name], number(ns / 1e6), percent(ns / whole)] for name, ns in times.items()]
+    rows = [[_PARTS[name], number(ns / 1e6), percent(ns / whole)] for name, ns in times.items() if name in _PARTS]
     return table(["part", "ms", "share"], rows)

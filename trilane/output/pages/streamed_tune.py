@@ -43,7 +43,7 @@ def readers_part(found: Sequence[StreamedTuning]) -> list[Part]:
                "within\nx1.5")
     rows = [
         [one.best.shape.name, one.name, _speed(one.best), f"{one.best.slots_bytes / GB:.1f}",
-         percent(one.best.hit_rate), f"{one.best.disk_bytes / GB:.2f}", *map(percent, ERRORS[one.name][2:])]
+         percent(one.best.hit_rate), f"{one.best.disk_bytes / GB:.2f}", *_errors(one.name)]
         for one in found
     ]
     return [
@@ -54,7 +54,13 @@ def readers_part(found: Sequence[StreamedTuning]) -> list[Part]:
     ]
 
 
+def _errors(name: str) -> tuple[str, ...]:
+    return tuple(map(percent, ERRORS[name][2:])) if name in ERRORS else ("-", "-")
+
+
 def _error(name: str) -> str:
+    if name not in ERRORS:
+        return "not known: none of its measured speeds was compared"
     rows, machines, median, within = ERRORS[name]
     own = "one machine" if machines == 1 else f"{machines} machines"
     return (

@@ -32,6 +32,7 @@ from trilane.output.pages.fit_engine import (
     seconds,
     sizes_text,
     speed,
+    table_fact,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
 from trilane.output.pages.widths import Command
@@ -99,6 +100,7 @@ def tune_facts(tuning: Tuning) -> list[tuple[str, str]]:
         *faster_disk_fact(tuning.question.fit.disk, best.prompt_ms, best.memory),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
+        *table_fact(best.table),
         *roomier_fact(tuning.roomier),
         *_of_decode(tuning),
         ("engine", f"{best.engine}: {tuning.engine_about}"),

@@ -15,7 +15,7 @@ ROWS = streamed_rows()
 
 
 def test_each_row_names_a_program_its_source_and_what_was_assumed() -> None:
-    assert {row.engine for row in ROWS} == set(streamed_engines())
+    assert {row.engine for row in ROWS} <= set(streamed_engines())
     assert len({row.id for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert row.source

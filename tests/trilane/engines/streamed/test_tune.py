@@ -17,8 +17,8 @@ DESKTOP = Question("glm-5", gpu="none", ram="ddr5-5600", cpu="ryzen-9-9950x", ra
 MAC = Question("deepseek-v4-flash", gpu="apple-m5-pro", ram_gb=64, disk="12.8")
 
 
-def test_the_command_line_knows_each_program_that_has_a_command() -> None:
-    assert set(READERS) == {name for name, engine in streamed_engines().items() if engine.command}
+def test_the_command_line_knows_each_program() -> None:
+    assert set(READERS) == set(streamed_engines())
 
 
 def test_the_fastest_setting_comes_first_with_its_command() -> None:
@@ -56,7 +56,9 @@ def test_other_engines_answers_have_the_programs_that_read_the_model_next_to_the
     found = tunings_next_to(asked, ["deepseek-v4-flash"])
     assert [one.name for one in found] == ["ds4-metal", "colibri-deepseek-v4"]
     assert found[0].best == streamed_tuning("ds4-metal", MAC).best
-    assert {one.best.shape.name for one in tunings_next_to(asked)} == {"deepseek-v4-flash", "glm-5"}
+    assert {one.best.shape.name for one in tunings_next_to(asked)} == {
+        "deepseek-v4-flash", "glm-5", "glm-5.3-flash", "qwen3.8-flash-next",
+    }
     assert tunings_next_to(replace(asked, disk=None)) == ()
     assert tunings_next_to(asked, ["gpt-oss-120b"]) == ()
 
@@ -71,8 +73,18 @@ def test_other_engines_answers_have_the_programs_that_read_the_model_next_to_the
     ("ds4-cuda", MAC, "does not run on Apple's GPUs"),
     ("ds4-cuda", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "expected a machine whose GPU shares"),
     ("colibri", replace(DESKTOP, model="gpt-oss-120b"), "expected glm-5"),
-    ("slotstream", replace(MAC, model="qwen3.8-flash-next"), "expected one whose command line is known"),
+    ("bigmoeonedge", replace(MAC, model="gpt-oss-120b"), "expected a machine with --gpu none, whose CPU computes"),
+    ("ds4-metal", replace(DESKTOP, model="deepseek-v4-flash"), "expected a machine with a GPU"),
 ])
 def test_what_it_cannot_answer_is_refused(name: str, question: Question, match: str) -> None:
     with pytest.raises(FitError, match=match):
         streamed_tuning(name, question)
+
+
+def test_a_program_on_the_cpu_answers_for_each_of_its_models_and_slots_are_named_by_the_layer() -> None:
+    for model in streamed_engines()["bigmoeonedge"].models:
+        best = streamed_tuning("bigmoeonedge", replace(DESKTOP, model=model)).best
+        assert command_of(best).startswith("bmoe-cli -m FILE --moe-stream --cache-mb ")
+    slotstream = streamed_tuning("slotstream", replace(MAC, model="qwen3.8-flash-next")).best
+    of_all = slotstream.slots_bytes / slotstream.shape.routed_bytes
+    assert command_of(slotstream) == f"slotstream serve --experts-per-layer {int(512 * of_all)}"
