@@ -35,6 +35,15 @@ def together(engine: FittedEngine, hardware: Hardware) -> bool:
     return bool(hardware.further) and takes_cards(engine)
 
 
+def check_heads(engine: FittedEngine, shape: ModelShape, cards: int) -> None:
+    """Raises EngineError where attention's heads cannot be divided evenly (vllm-project/vllm vllm/config/model.py,
+    verify_with_parallel_config; SGLang divides them likewise)."""
+    heads = next((kind.heads for kind, _ in shape.attention_counts if kind.heads % cards and kind.heads > 1), None)
+    if heads is not None:
+        raise EngineError(f"{engine.name}: expected a number of GPUs that divides the {heads} attention heads of "
+                          f"{shape.base_name}, got {cards}; name fewer")
+
+
 def expert_parallel(shape: ModelShape, cards: int) -> bool:
     """True if cards have whole experts, since their width cannot be divided."""
     return shape.weight_bits < _WIDE_BITS and shape.expert_width % (_GROUP * cards) != 0

@@ -35,7 +35,7 @@ from trilane.engines.gains import (
     reads_all_it_can,
 )
 from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
-from trilane.engines.parallel import takes_cards
+from trilane.engines.parallel import takes_cards, together
 from trilane.engines.parallel_memory import ParallelSplitter, ParallelVllmSplitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.row_table import TableReads, table_reads
@@ -109,6 +109,11 @@ class EngineSpeed:
     def _answer_with(self, split: StaticSplit) -> int:
         prompt, decode = self._prompts(split, None), self.decode_with(split)
         return prompt.total_ns + (self.question.generated - 1) * decode.total_ns
+
+    @property
+    def together(self) -> bool:
+        """True if several cards work on every layer, as such engines divide all of them."""
+        return together(self.engine, self.hardware)
 
     @property
     def measured(self) -> bool:
@@ -342,9 +347,11 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
         tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-        decode_ms=time_parts(speed.decode, hardware.cpu_only, split.mode),
+        decode_ms=time_parts(speed.decode, hardware.cpu_only, split.mode, summed=speed.together),
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
-        prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
+        prompt_ms=time_parts(
+            speed.prompt, hardware.cpu_only, summed=speed.together or split.mode in PROPORTIONS
+        ),
         piece_tokens=piece,
         pieces=question.batch * -(-question.prompt_tokens // piece),
         larger_pieces=larger_pieces(speed),
@@ -376,12 +383,16 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 
 
-def time_parts(time: DecodeTime | PromptTime, cpu_only: bool, mode: SplitMode = "layer") -> dict[str, float]:
+def time_parts(
+    time: DecodeTime | PromptTime, cpu_only: bool, mode: SplitMode = "layer", *, summed: bool = False
+) -> dict[str, float]:
     """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``; cards that work at the same time hand
-    over in sums."""
+    over in sums. ``summed``: these are among the others."""
     parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")
     if mode in PROPORTIONS and "handing_over" in parts:
         parts["sums"] = parts.pop("handing_over")
+    if summed:
+        parts["others_and_sums"] = parts.pop("others")
     return parts

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.costs.engine import load_fitted
+from sim.costs.engine import EngineError, load_fitted
 from sim.machine.cards import load_machine
 from traces.models.catalogue import load_model
 from traces.models.shape import ExpertWork
@@ -125,3 +125,10 @@ def test_every_row_is_asked() -> None:
     linked = [row.id for row in rows if row.machine.endswith(("nvlink", "p2p")) and row.date >= "2026"]
     assert len(linked) == 5
     assert all(abs(errors[name]) < 0.5 for name in linked)
+
+
+def test_heads_that_cannot_be_divided_evenly_are_refused() -> None:
+    """32 heads on three cards: the programs do not start."""
+    asked = Question("qwen3-30b-a3b", gpu="3x-rtx-3090", ram=HOST, engine="vllm")
+    with pytest.raises(EngineError, match="expected a number of GPUs that divides the 32 attention heads"):
+        check_setting(asked, VLLM, asked.load_machine())

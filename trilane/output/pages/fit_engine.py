@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from trilane.fit.fit import Fit
 
 PARTS = {  # of a time
-    "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
+    "attention": "attention", "others": "gates, shared experts, head",
+    "others_and_sums": "gates, shared experts, head and sums over the cards", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
     "disk": "waiting for the disk", "sums": "sums over the cards",
 }
@@ -186,8 +187,8 @@ ON_DISK = (
     "of 1.5, most of them too fast"
 )
 CARDS_TOGETHER = (
-    "33% in the median of 5 machines whose cards work together (8 speeds of vLLM), a third to a half too slow without "
-    "NVLink or peer access"
+    "33% in the median of 5 machines whose cards work together (8 speeds of vLLM); those of cards without NVLink or "
+    "peer access are predicted a third to a half too slow"
 )
 WITH_VLLM = (
     "31% in the median of 4 machines with vLLM (12 speeds), most too fast: 5 to 14% on such of 2026, 24% to twice with "
