@@ -308,7 +308,8 @@ class RowSplit:
         own = self.products[number][part]
         slowest = max(share * card[part].divided_ns for share, card in zip(shares, self.products, strict=True))
         size = self.rows * own.results * _RESULT_BYTES * (1 - shares[number])
-        size += self.rows * own.products * self.layers.shape.hidden * _INPUT_BYTES
+        others = sum(map(bool, shares)) - 1
+        size += others * self.rows * own.products * self.layers.shape.hidden * _INPUT_BYTES
         return own.ns - slowest - own.products * self.gather_ns - size * self.ns_per_byte
 
 
@@ -318,9 +319,9 @@ def _turns(rows: int) -> int:
 
 def _gathers(hardware: Hardware, work: CardsWork) -> tuple[float, float]:
     """Latency of a product's way to the other cards and back, and the time of each byte between two of them."""
-    peer = hardware.further[0].peer
-    if peer:
-        return 2 * peer.latency_ns, 1e9 / peer.bytes_per_s
+    peers = [card.peer for card in hardware.further if card.peer]
+    if len(peers) == len(hardware.further):
+        return 2 * max(peer.latency_ns for peer in peers), 1e9 / min(peer.bytes_per_s for peer in peers)
     slots = max(1 / card.link.d2h_bytes_per_s + 1 / card.link.h2d_bytes_per_s for card in hardware.cards)
     return (work.gather_ns.value if work.gather_ns else 0.0), slots * 1e9
 
