@@ -51,8 +51,8 @@ def readers_part(found: Sequence[StreamedTuning]) -> list[Part]:
     return [
         "", heading("programs that read experts from the disk by themselves, in formats of their own"),
         table(columns, rows, (0, 1)), "",
-        "a command line: trilane tune MODEL --engine PROGRAM --disk ...; times to the first token are not known; "
-        "errors are those of the program's measured speeds of that model; -: there are none",
+        "of one sequence; a command line: trilane tune MODEL --engine PROGRAM --disk ...; times to the first token are "
+        "not known; errors are those of the program's measured speeds of that model; -: there are none",
     ]
 
 
