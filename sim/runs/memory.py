@@ -75,7 +75,7 @@ def _cache(shape: ModelShape, room: int, share: float | None) -> tuple[int, int]
         largest = room * experts // shape.routed_bytes * 1000 // experts / 1000
         raise BudgetError(
             f"{shape.name}: a cached share of {share:g} is {slots} of {experts} experts and takes {cache / GB:.2f} GB, "
-            f"but {room / GB:.2f} GB are free: {(cache - room) / GB:.2f} GB are missing; "
+            f"but {room / GB:.2f} GB are free: {max((cache - room) / GB, 0.01):.2f} GB are missing; "
             f"the largest share that fits is {largest:.3f}"
         )
     return cache, slots
@@ -86,8 +86,8 @@ def _too_small(total: int, reserve: int, non_expert: int, kv: int, staging: int)
     return BudgetError(
         f"the GPU memory of {total / GB:.2f} GB is below what runs without any cached expert, {need / GB:.2f} GB "
         f"(non-expert weights {non_expert / GB:.2f}, KV cache {kv / GB:.2f}, staging slots {staging / GB:.2f}, "
-        f"reserve {reserve / GB:.2f}): {(need - total) / GB:.2f} GB are missing; use a smaller batch, fewer tokens, "
-        f"fewer staging slots or a larger GPU"
+        f"reserve {reserve / GB:.2f}): {max((need - total) / GB, 0.01):.2f} GB are missing; use a smaller batch, "
+        f"fewer tokens, fewer staging slots or a larger GPU"
     )
 
 

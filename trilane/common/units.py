@@ -10,6 +10,11 @@ def in_gb(size: float) -> str:
     return f"{size / GB:.1f}"
 
 
+def missing_gb(size: float) -> str:
+    """Bytes that are missing, in GB with one digit: 0.1 at least."""
+    return in_gb(max(size, 0.1 * GB))
+
+
 def in_gb_and_gib(size: float) -> str:
     """Bytes of a memory in GB, and in the GiB by which it is sold."""
     return f"{in_gb(size)} ({round(size / GIB, 1):g} GiB)"

@@ -130,7 +130,7 @@ class Unable(ModelFacts):
     """A model that does not run in any format; ``weights``: the usual one, of which the other numbers speak.
 
     ``ram_gib``: host memory with which it would, and ``then``, what it gives; None where no size that the board takes
-    is enough. ``short``: the first memory that is short, where that is so.
+    is enough. ``short``: the memory that is short of most, where no RAM is enough.
     """
 
     ram_gib: int | None
@@ -293,9 +293,9 @@ def least_ram(bench: Bench) -> Bench | None:
 
 
 def _shortage(speed: EngineSpeed) -> Shortage | None:
-    """The first memory that is short."""
+    """The memory that is short of most."""
     try:
         speed.splitter.best()
     except NoRoomError as error:
-        return error.missing.short[0]
+        return max(error.missing.short, key=lambda one: one.missing_bytes)
     return None

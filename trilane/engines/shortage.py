@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trilane.common.units import GIB, in_gb
+from trilane.common.units import GIB, in_gb, missing_gb
 from trilane.engines.question import FitError
 
 _OPTIONS = {"prompt_tokens": "prompt", "window": "context"}  # fields of a question that are called otherwise
@@ -39,7 +39,7 @@ class Shortage(NamedTuple):
         kind = {"GPU": "GPU memory", "host": "host memory", "only": "memory"}[self.memory]
         return (
             f"needs {in_gb(self.needed_bytes)} GB of {kind} ({parts}), and {self.owner} has {self.there_bytes / GIB:g} "
-            f"GiB, {in_gb(self.there_bytes)} GB: {in_gb(self.missing_bytes)} GB are missing"
+            f"GiB, {in_gb(self.there_bytes)} GB: {missing_gb(self.missing_bytes)} GB are missing"
         )
 
 

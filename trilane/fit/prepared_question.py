@@ -20,7 +20,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.vocabulary import kind_of
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
-from trilane.common.units import in_gb
+from trilane.common.units import missing_gb
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import USUAL_POLICIES, FitError, Question
 from trilane.engines.routing import RoutingSource, routing_for
@@ -178,6 +178,6 @@ def candidate_in(prepared: Prepared, name: str, host_bytes: int | None) -> tuple
     sessions = candidate.sessions_of(Session)
     needed = needed_on_host(candidate.shape, sessions) + HOST_RESERVE_BYTES
     if candidate.scenario.host_expert_gb is None and host_bytes is not None and needed > host_bytes:
-        missing = in_gb(needed - host_bytes)
+        missing = missing_gb(needed - host_bytes)
         raise FitError(f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too")
     return candidate, sessions

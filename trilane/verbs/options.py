@@ -269,7 +269,8 @@ class MachineParts:
         str | None,
         typer.Option(metavar="NAME|GB/s",
                      help="Disk from which experts are read that the host's memory has no room for: sata-ssd, usb-ssd, "
-                          "nvme-3x4, nvme-4x4, nvme-5x4, or its GB/s. Default: they must have room."),
+                          "nvme-3x4, nvme-4x4, nvme-5x4, a stripe (2x-nvme-4x4), or its GB/s. Default: they must "
+                          "have room."),
     ] = None
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")

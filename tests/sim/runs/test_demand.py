@@ -159,7 +159,7 @@ def test_no_slot_is_legal() -> None:
 
 
 def test_one_byte_less_is_refused_with_the_missing_gb() -> None:
-    with pytest.raises(BudgetError, match="GB are missing; use a smaller batch"):
+    with pytest.raises(BudgetError, match=r"0\.01 GB are missing; use a smaller batch"):
         plan_memory(SMALL, 560 + KV - 1, batch=1, tokens=1, demand_slots=0)
 
 

@@ -204,6 +204,15 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
     assert one.short.memory == "host"
 
 
+def test_of_two_memories_that_are_short_the_one_that_lacks_most_is_told() -> None:
+    """The card lacks less than a gigabyte, the host hundreds."""
+    small = {"gpu": "rtx-4060", "ram": "ddr5-5600", "ram_gb": 32}
+    [one] = recommend(models=["kimi-k2"], **small).unable
+    assert one.short is not None
+    assert one.short.memory == "host"
+    assert one.short.missing_bytes > 300e9
+
+
 def test_every_verb_advises_the_same_sizes_of_memory() -> None:
     """Refusals of fit and tune took any size, and the rules of a desktop's slots stood in two places."""
     question = RecommendQuestion(OWNER).of("gpt-oss-120b").fit

@@ -48,6 +48,12 @@ def test_a_refusal_has_three_lines() -> None:
     assert replace(found, ways=None).text.count("\n") == 0
 
 
+def test_a_refusal_never_says_that_nothing_is_missing() -> None:
+    """By a byte, "0.0 GB are missing" was said."""
+    short = Shortage("host", "the host", 32 * 2**30, {"experts": 32 * 2**30 + 1})
+    assert short.sentence.endswith("34.4 GB: 0.1 GB are missing")
+
+
 def test_ways_are_options() -> None:
     changes = {"model": "qwen@q2_k", "prompt_tokens": 5, "window": 7, "n_cpu_moe": 3, "pcie": None}
     assert Way(changes, None).options == "qwen@q2_k --prompt 5 --context 7 --n-cpu-moe 3"

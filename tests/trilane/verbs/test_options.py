@@ -151,3 +151,8 @@ def test_spans_are_written_as_their_ending_says(trilane: Trilane) -> None:
         assert trilane("simulate", *SHORT, "--spans", name).status == 0
     table = pd.read_csv("s.csv", keep_default_na=False, na_values=[""])
     pd.testing.assert_frame_equal(table, pd.read_parquet("s.parquet"), check_dtype=False)
+
+
+def test_the_help_of_a_disk_names_stripes(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert "a stripe (2x-nvme-4x4)" in trilane("recommend", "--help").out
