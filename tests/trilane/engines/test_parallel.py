@@ -78,6 +78,20 @@ def test_the_memory_of_each_card_is_its_part() -> None:
     assert memory.reserve_bytes == 2 * alone.reserve_bytes
 
 
+def test_latents_are_kept_and_read_by_every_card() -> None:
+    """GLM-4.7-Flash: tokens that follow lengthen a step of two cards by as much as one of one."""
+    question = Question("glm-4.7-flash", gpu="2x-rtx-3090", ram=HOST, engine="vllm")
+    two, one = speed_of(question), speed_of(replace(question, gpu="rtx-3090"))
+    kept = one.splitter.memory(one.split).kv_bytes
+    assert [card.kv_bytes for card in two.splitter.memory(two.split).cards] == [kept, kept]
+    shape, split = question.model_shape, StaticSplit(0)
+    longer = [decode_time(shape, load_machine(f"{gpu}+{HOST}"), VLLM, split, 30_000).attention_ns
+              - decode_time(shape, load_machine(f"{gpu}+{HOST}"), VLLM, split, 1_000).attention_ns
+              for gpu in ("rtx-3090", "2x-rtx-3090")]
+    assert longer[0] > 0
+    assert longer[1] == pytest.approx(longer[0], rel=0.03)
+
+
 def test_a_model_that_one_card_has_no_room_for_runs_on_four() -> None:
     question = Question("glm-4.5-air", gpu="4x-rtx-3090", ram=HOST, engine="vllm")
     four = speed_of(question)
