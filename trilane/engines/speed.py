@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
-from sim.costs.software import SplitMode
 from sim.machine.assembly import NO_GPU
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
@@ -35,7 +34,7 @@ from trilane.engines.gains import (
     reads_all_it_can,
 )
 from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
-from trilane.engines.parallel import takes_cards
+from trilane.engines.parallel import takes_cards, together
 from trilane.engines.parallel_memory import ParallelSplitter, ParallelVllmSplitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.row_table import TableReads, table_reads
@@ -212,6 +211,20 @@ class EngineSpeed:
         loads_all = self.hardware.gpu.kind == "unified" and self.table is not None and self.table.on_disk_bytes > 0
         return [*words, "-lzm on"] if llama and loads_all else words
 
+    def parts_ms(self, time: DecodeTime | PromptTime) -> dict[str, float]:
+        """Parts of a time by the names of ``DecodeTime`` and ``PromptTime``. Of cards that work at the same time, what
+        is handed over are sums; others have those of prompts, and where all work on each layer, all."""
+        names = (name for name, ns in vars(time).items() if ns or name != "disk_ns")
+        parts = {name.removesuffix("_ns"): getattr(time, name) / _NS_PER_MS for name in names}
+        if self.hardware.cpu_only:  # where there is no GPU, the CPU takes its place
+            parts["cpu_experts"] += parts.pop("gpu_experts")
+        in_parts = self.split.mode in PROPORTIONS
+        if in_parts and "handing_over" in parts:
+            parts["sums"] = parts.pop("handing_over")
+        elif in_parts or together(self.engine, self.hardware):
+            parts["others_and_sums"] = parts.pop("others")
+        return parts
+
     @property
     def table(self) -> TableReads | None:
         """The model's table of rows; None without one, and of engines that load all weights."""
@@ -342,9 +355,9 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
         tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-        decode_ms=time_parts(speed.decode, hardware.cpu_only, split.mode),
+        decode_ms=speed.parts_ms(speed.decode),
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
-        prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
+        prompt_ms=speed.parts_ms(speed.prompt),
         piece_tokens=piece,
         pieces=question.batch * -(-question.prompt_tokens // piece),
         larger_pieces=larger_pieces(speed),
@@ -374,14 +387,3 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
     if engine.back_end is not None:  # the text names it
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
-
-
-def time_parts(time: DecodeTime | PromptTime, cpu_only: bool, mode: SplitMode = "layer") -> dict[str, float]:
-    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``; cards that work at the same time hand
-    over in sums."""
-    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
-    if cpu_only:  # where there is no GPU, the CPU takes its place
-        parts["cpu_experts"] += parts.pop("gpu_experts")
-    if mode in PROPORTIONS and "handing_over" in parts:
-        parts["sums"] = parts.pop("handing_over")
-    return parts

@@ -19,7 +19,16 @@ from trilane.engines.question import FitError, Question, check_setting, engine_o
 from trilane.engines.refusals import missing
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
-from trilane.engines.tensor_split import CardWork, PartTime, Shares, Sums, TensorSplit, busiest_share, shares_in_units
+from trilane.engines.tensor_split import (
+    CardWork,
+    PartTime,
+    RowSplit,
+    Shares,
+    Sums,
+    TensorSplit,
+    busiest_share,
+    shares_in_units,
+)
 
 MODEL = load_model("qwen3-30b-a3b@q8_0")
 TINY = ModelShape(
@@ -142,6 +151,18 @@ def test_rows_gather_each_product() -> None:
     """Four products of attention and the router's in each of 48 layers, and the head's."""
     slow, quick = (decode("2x-rtx-3090", (25, 24), "row", engine_with(gather_ns=ns)) for ns in (30e3, 20e3))
     assert slow.total_ns - quick.total_ns == pytest.approx((48 * 5 + 1) * 10e3, abs=3)
+
+
+def test_a_products_input_goes_to_each_other_card() -> None:
+    """Of a prompt of 128 tokens: its input to one card of two, or to two of three."""
+    split = {cards: RowSplit.on(MODEL, load_machine(f"{cards}x-rtx-3090+ddr4-3200"), load_fitted("llama.cpp"),
+                                ExpertWork.of(MODEL, 128), 128, [(128,)], threads=None) for cards in (2, 3)}
+    input_ns = 4 * 128 * MODEL.hidden * 36 / 32 * split[2].ns_per_byte  # of attention's four products
+    own = split[2].products[0][0]
+    result_ns = 128 * own.results * 4 * split[2].ns_per_byte
+    for cards, one in split.items():
+        moved = own.ns - own.divided_ns / cards - 4 * one.gather_ns - one._saved(0, 0, [1 / cards] * cards)
+        assert moved == pytest.approx((cards - 1) * input_ns + (1 - 1 / cards) * result_ns)
 
 
 def test_rows_divide_no_experts() -> None:
