@@ -5,8 +5,10 @@ kernels take their fixed times on all of them. Two sums of all cards' results fo
 (``trilane.engines.tensor_split.Sums``). With expert parallelism (``--enable-expert-parallel``) a card has whole experts
 instead, and a step waits for the card that has most of those that it chose. It is taken where the width cannot be
 divided: formats with blocks or groups of 128 weights need whole ones on each card (vllm-project/vllm
-vllm/model_executor/layers/quantization/fp8.py, gptq_marlin.py). What the host keeps of the experts is copied in equal
-parts over the cards' links, as quickly as its memory is read; of KTransformers the CPU computes it for all of them.
+vllm/model_executor/layers/quantization/fp8.py, gptq_marlin.py); those of four-bit floats have blocks of at most 32, and
+are filled up (mxfp4.py there). Heads must be divided evenly (vllm-project/vllm issues 2652, 11797). What the host keeps
+of the experts is copied in equal parts over the cards' links, as quickly as its memory is read; of KTransformers the
+CPU computes it for all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import NamedTuple
 from sim.costs.engine import EngineError, FittedEngine
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.machine.hardware import Hardware
+from traces.models.codings import codings_of
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.engines.tensor_split import CardWork, Shares, Sums, busiest_share
 
@@ -35,18 +38,17 @@ def together(engine: FittedEngine, hardware: Hardware) -> bool:
     return bool(hardware.further) and takes_cards(engine)
 
 
-def check_heads(engine: FittedEngine, shape: ModelShape, cards: int) -> None:
-    """Raises EngineError where attention's heads cannot be divided evenly (vllm-project/vllm vllm/config/model.py,
-    verify_with_parallel_config; SGLang divides them likewise)."""
-    heads = next((kind.heads for kind, _ in shape.attention_counts if kind.heads % cards and kind.heads > 1), None)
-    if heads is not None:
-        raise EngineError(f"{engine.name}: expected a number of GPUs that divides the {heads} attention heads of "
-                          f"{shape.base_name}, got {cards}; name fewer")
-
-
 def expert_parallel(shape: ModelShape, cards: int) -> bool:
     """True if cards have whole experts, since their width cannot be divided."""
-    return shape.weight_bits < _WIDE_BITS and shape.expert_width % (_GROUP * cards) != 0
+    in_groups = shape.weight_bits < _WIDE_BITS and "table" not in codings_of(shape).experts
+    return in_groups and shape.expert_width % (_GROUP * cards) != 0
+
+
+def divides_heads(shape: ModelShape, cards: int) -> bool:
+    """True if all cards have as many heads, and as many of keys and values, or each of these as many cards."""
+    kinds = [kind for kind, _ in shape.attention_counts if kind.reach != "state"]
+    few = [(kind.kv_heads, cards) for kind in kinds if not kind.latent]
+    return all(kind.heads % cards == 0 for kind in kinds) and all(max(pair) % min(pair) == 0 for pair in few)
 
 
 class CardsStep(NamedTuple):

@@ -16,12 +16,13 @@ from trilane.engines.vllm_memory import PROGRAM_BYTES, UTILIZATION, VllmSplitter
 @dataclass(frozen=True)
 class ParallelSplitter(Splitter):
     """Splits of which each card holds a part: of experts, of other weights, and of keys and values as many heads as it
-    has. Buffers and what is kept free are each card's own."""
+    has, or all latents. Buffers and what is kept free are each card's own."""
 
     def _memory_of(self, cpu_layers: int, gpu_experts: int, copied: Copied) -> SplitMemory:
         one = super()._memory_of(cpu_layers, gpu_experts, copied)
         count = len(self.hardware.cards)
-        kv_share = shares_of(self.shape, count).attention[0]
+        latent = any(kind.latent for kind, _ in self.shape.attention_counts)  # which all cards have
+        kv_share = 1.0 if latent else shares_of(self.shape, count).attention[0]
         cards = tuple(
             CardMemory(
                 card.gpu.name, blocks_of(self.shape), card.gpu.memory_bytes, -(-one.every_token_bytes // count),

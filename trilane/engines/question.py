@@ -25,7 +25,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
 from trilane.engines.layer_split import blocks_of, splits_cards
-from trilane.engines.parallel import check_heads, takes_cards
+from trilane.engines.parallel import divides_heads, takes_cards
 from trilane.engines.split_modes import PROPORTIONS, why_not
 
 USUAL_WEIGHTS = "q4_k_m"
@@ -303,8 +303,6 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if (question.ts or question.sm) and takes_cards(engine):
         raise FitError(f"ts, sm: {engine.name} divides every layer over all GPUs alike; leave it out")
-    if takes_cards(engine):
-        check_heads(engine, question.model_shape, len(hardware.cards))
     if question.sm is not None and not hardware.further:
         raise FitError(f"sm {question.sm}: expected several GPUs with it, as 2x-rtx-3090, got {hardware.name}")
     if question.sm is not None and (why := why_not(question.sm, engine, question.model_shape)):
@@ -337,7 +335,7 @@ def _check_division(ts: tuple[int, ...], shape: ModelShape, cards: int, mode: Sp
 
 
 def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
-    """Raises FitError for a card that the engine does not run on, and for weights that it does not read."""
+    """Raises FitError for cards that the engine does not run on, and for weights that it does not read."""
     vendors = dict.fromkeys(card.gpu.vendor or _UNSTATED for card in hardware.cards)
     vendor, weights = next(iter(vendors)), parted(shape.name).weights
     refused = [one for one in vendors if not hardware.cpu_only and not engine.runs_on(one)]
@@ -345,12 +343,27 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
         others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
         verb = "has no numbers for" if isinstance(engine, FittedEngine) and engine.by_name else "does not run on"
         raise FitError(f"{engine.name} {verb} {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
-    if hardware.further and not (isinstance(engine, FittedEngine) and (splits_cards(engine) or takes_cards(engine))):
-        raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
+    old = [card.gpu.name for card in hardware.cards if card.gpu.launches == "single"]  # before Volta
+    if old and isinstance(engine, FittedEngine) and engine.dialect == "vllm-serve":
+        raise FitError(f"{engine.name}: expected GPUs of compute capability 7.0 or more, got {old[0]}; use llama.cpp")
+    _check_several(engine, shape, hardware)
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]
         use = f"; {' or '.join(others)} does" if others else "; choose other weights (trilane models --quantisations)"
         raise FitError(f"{engine.name} does not read weights in {weights}{use}")
+
+
+def _check_several(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
+    """Raises FitError for several cards that the engine does not take, or among which it cannot divide the heads."""
+    cards = len(hardware.cards)
+    if cards == 1:
+        return
+    if not (isinstance(engine, FittedEngine) and (splits_cards(engine) or takes_cards(engine))):
+        raise FitError(f"{engine.name}: expected one GPU, got {cards}; use llama.cpp or ik_llama.cpp")
+    if takes_cards(engine) and not divides_heads(shape, cards):
+        fewer = next(count for count in range(cards - 1, 0, -1) if divides_heads(shape, count))
+        raise FitError(f"{engine.name}: expected GPUs that all have as many of the heads of {shape.name}, got {cards}; "
+                       f"use {fewer} of them, or llama.cpp")
 
 
 def reads(engine: InferenceEngine, weights: str) -> bool:

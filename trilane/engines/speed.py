@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
-from sim.costs.software import SplitMode
 from sim.machine.assembly import NO_GPU
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
@@ -109,11 +108,6 @@ class EngineSpeed:
     def _answer_with(self, split: StaticSplit) -> int:
         prompt, decode = self._prompts(split, None), self.decode_with(split)
         return prompt.total_ns + (self.question.generated - 1) * decode.total_ns
-
-    @property
-    def together(self) -> bool:
-        """True if several cards work on every layer, as such engines divide all of them."""
-        return together(self.engine, self.hardware)
 
     @property
     def measured(self) -> bool:
@@ -216,6 +210,20 @@ class EngineSpeed:
         words += ["--no-repack"] if llama and self.hardware.cpu_only and memory.disk_bytes else []
         loads_all = self.hardware.gpu.kind == "unified" and self.table is not None and self.table.on_disk_bytes > 0
         return [*words, "-lzm on"] if llama and loads_all else words
+
+    def parts_ms(self, time: DecodeTime | PromptTime) -> dict[str, float]:
+        """Parts of a time by the names of ``DecodeTime`` and ``PromptTime``. Of cards that work at the same time, what
+        is handed over are sums; others have those of prompts, and where all work on each layer, all."""
+        names = (name for name, ns in vars(time).items() if ns or name != "disk_ns")
+        parts = {name.removesuffix("_ns"): getattr(time, name) / _NS_PER_MS for name in names}
+        if self.hardware.cpu_only:  # where there is no GPU, the CPU takes its place
+            parts["cpu_experts"] += parts.pop("gpu_experts")
+        in_parts = self.split.mode in PROPORTIONS
+        if in_parts and "handing_over" in parts:
+            parts["sums"] = parts.pop("handing_over")
+        elif in_parts or together(self.engine, self.hardware):
+            parts["others_and_sums"] = parts.pop("others")
+        return parts
 
     @property
     def table(self) -> TableReads | None:
@@ -347,11 +355,9 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
         tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-        decode_ms=time_parts(speed.decode, hardware.cpu_only, split.mode, summed=speed.together),
+        decode_ms=speed.parts_ms(speed.decode),
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
-        prompt_ms=time_parts(
-            speed.prompt, hardware.cpu_only, summed=speed.together or split.mode in PROPORTIONS
-        ),
+        prompt_ms=speed.parts_ms(speed.prompt),
         piece_tokens=piece,
         pieces=question.batch * -(-question.prompt_tokens // piece),
         larger_pieces=larger_pieces(speed),
@@ -381,18 +387,3 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
     if engine.back_end is not None:  # the text names it
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
-
-
-def time_parts(
-    time: DecodeTime | PromptTime, cpu_only: bool, mode: SplitMode = "layer", *, summed: bool = False
-) -> dict[str, float]:
-    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``; cards that work at the same time hand
-    over in sums. ``summed``: these are among the others."""
-    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
-    if cpu_only:  # where there is no GPU, the CPU takes its place
-        parts["cpu_experts"] += parts.pop("gpu_experts")
-    if mode in PROPORTIONS and "handing_over" in parts:
-        parts["sums"] = parts.pop("handing_over")
-    if summed:
-        parts["others_and_sums"] = parts.pop("others")
-    return parts

@@ -27,8 +27,10 @@ import numpy as np
 from sim.costs.engine import EngineError, FittedEngine, LayerKind, NumaMode
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor, layer_kind
+from sim.costs.roofline_costs import attention_work
 from sim.costs.software import CardsWork, SplitMode, SumsWork
 from sim.machine.hardware import Hardware
+from traces.models.attention import Attention
 from traces.models.codings import codings_of
 from traces.models.names import parted
 from traces.models.shape import ExpertWork, ModelShape
@@ -142,6 +144,7 @@ class CardWork(NamedTuple):
         table = fitted_costs(shape, card, engine, work.most_rows)
         steps, gpu = [table.step(rows, context, head_rows) for context in contexts], _processor(shape, card, engine)
         fixed = len(steps) * shape.mean_of_layers(lambda kind: gpu.attention_fixed_ns(layer_kind(kind)))
+        fixed += sum(_latents_ns(shape, gpu, context) for context in contexts) if rows == len(contexts[0]) else 0.0
         shared, start = sum(step.shared_ns for step in steps), len(steps) * gpu.step_ns
         dense = sum(step.dense_ns for step in steps) / max(shape.dense_layers, 1)
         return cls(
@@ -151,6 +154,15 @@ class CardWork(NamedTuple):
             PartTime(sum(step.head_ns for step in steps) - start, start),
             len(steps) * np.cumsum([0.0, *(work.ns(expert.gpu_ns) for expert in table.experts)]),
         )
+
+
+def _latents_ns(shape: ModelShape, gpu: GpuProcessor, context: Sequence[int]) -> float:
+    """Reads of latents in a layer of a step of one token a sequence: every card has all of them."""
+    def of(kind: Attention) -> float:
+        read, _ = attention_work(kind, len(context), context)
+        return gpu.cache_ns(read * kind.kv_width, shape.cache_bits, layer_kind(kind)) if kind.latent else 0.0
+
+    return shape.mean_of_layers(of)
 
 
 def _processor(shape: ModelShape, card: Hardware, engine: FittedEngine) -> GpuProcessor:
@@ -308,7 +320,8 @@ class RowSplit:
         own = self.products[number][part]
         slowest = max(share * card[part].divided_ns for share, card in zip(shares, self.products, strict=True))
         size = self.rows * own.results * _RESULT_BYTES * (1 - shares[number])
-        size += self.rows * own.products * self.layers.shape.hidden * _INPUT_BYTES
+        others = sum(map(bool, shares)) - 1
+        size += others * self.rows * own.products * self.layers.shape.hidden * _INPUT_BYTES
         return own.ns - slowest - own.products * self.gather_ns - size * self.ns_per_byte
 
 
@@ -318,9 +331,9 @@ def _turns(rows: int) -> int:
 
 def _gathers(hardware: Hardware, work: CardsWork) -> tuple[float, float]:
     """Latency of a product's way to the other cards and back, and the time of each byte between two of them."""
-    peer = hardware.further[0].peer
-    if peer:
-        return 2 * peer.latency_ns, 1e9 / peer.bytes_per_s
+    peers = [card.peer for card in hardware.further if card.peer]
+    if len(peers) == len(hardware.further):
+        return 2 * max(peer.latency_ns for peer in peers), 1e9 / min(peer.bytes_per_s for peer in peers)
     slots = max(1 / card.link.d2h_bytes_per_s + 1 / card.link.h2d_bytes_per_s for card in hardware.cards)
     return (work.gather_ns.value if work.gather_ns else 0.0), slots * 1e9
 

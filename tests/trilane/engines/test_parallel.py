@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from sim.costs.engine import EngineError, load_fitted
+from sim.costs.engine import load_fitted
 from sim.machine.cards import load_machine
 from traces.models.catalogue import load_model
 from traces.models.shape import ExpertWork
 from trilane.engines.accuracy.apart import PARALLEL
 from trilane.engines.accuracy.measured_rows import predict, read_rows
-from trilane.engines.parallel import ExpertFactors, expert_parallel, takes_cards
-from trilane.engines.question import FitError, Question, check_setting
+from trilane.engines.parallel import ExpertFactors, divides_heads, expert_parallel, takes_cards
+from trilane.engines.question import FitError, Question, check_engine, check_setting
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeTime, StaticSplit, decode_time
 from trilane.engines.tensor_split import busiest_share
@@ -61,6 +61,7 @@ def test_cards_have_whole_experts_where_their_width_is_not_divided() -> None:
     """768 weights are six groups of 128: three on each of two cards, none and a half on each of four."""
     assert [expert_parallel(QWEN, cards) for cards in (2, 3, 4)] == [False, False, True]
     assert not expert_parallel(load_model("qwen3-30b-a3b"), 4)  # in 16 bits any width is
+    assert not expert_parallel(load_model("gpt-oss-120b"), 2)  # 2,880 in blocks of 32, which are filled up
     work = ExpertWork.of(QWEN, 1)
     four = ExpertFactors.of(QWEN, load_machine(f"4x-rtx-3090+{HOST}"), VLLM, work)
     assert four.gpu == pytest.approx(busiest_share(128, 8, 4))
@@ -75,6 +76,20 @@ def test_the_memory_of_each_card_is_its_part() -> None:
     assert [card.experts_bytes for card in memory.cards] == [-(-alone.experts_bytes // 2)] * 2
     assert sum(card.kv_bytes for card in memory.cards) == alone.kv_bytes
     assert memory.reserve_bytes == 2 * alone.reserve_bytes
+
+
+def test_latents_are_kept_and_read_by_every_card() -> None:
+    """GLM-4.7-Flash: tokens that follow lengthen a step of two cards by as much as one of one."""
+    question = Question("glm-4.7-flash", gpu="2x-rtx-3090", ram=HOST, engine="vllm")
+    two, one = speed_of(question), speed_of(replace(question, gpu="rtx-3090"))
+    kept = one.splitter.memory(one.split).kv_bytes
+    assert [card.kv_bytes for card in two.splitter.memory(two.split).cards] == [kept, kept]
+    shape, split = question.model_shape, StaticSplit(0)
+    longer = [decode_time(shape, load_machine(f"{gpu}+{HOST}"), VLLM, split, 30_000).attention_ns
+              - decode_time(shape, load_machine(f"{gpu}+{HOST}"), VLLM, split, 1_000).attention_ns
+              for gpu in ("rtx-3090", "2x-rtx-3090")]
+    assert longer[0] > 0
+    assert longer[1] == pytest.approx(longer[0], rel=0.03)
 
 
 def test_a_model_that_one_card_has_no_room_for_runs_on_four() -> None:
@@ -117,6 +132,22 @@ def test_ts_is_refused() -> None:
     assert not takes_cards(load_fitted("llama.cpp"))
 
 
+@pytest.mark.parametrize(("model", "cards", "even"), [
+    ("qwen3-30b-a3b", 3, False), ("qwen3-30b-a3b", 4, True), ("qwen3-30b-a3b", 8, True),  # 32 heads, 4 of keys
+    ("glm-4.5-air", 3, False), ("glm-4.5-air", 4, True),  # 96 heads, 8 of keys
+    ("deepseek-v3", 3, False), ("deepseek-v3", 4, True),  # 128 heads, of one latent
+    ("qwen3-next-80b-a3b", 4, True),
+])
+def test_heads_are_divided_evenly_or_refused(model: str, cards: int, even: bool) -> None:
+    assert divides_heads(load_model(model), cards) == even
+    machine = load_machine(f"{cards}x-rtx-3090+{HOST}")
+    if even:
+        check_engine(VLLM, load_model(model), machine)
+        return
+    with pytest.raises(FitError, match=f"expected GPUs that all have as many of the heads of {model}, got 3; use 2 of"):
+        check_engine(VLLM, load_model(model), machine)
+
+
 def test_every_row_is_asked() -> None:
     """With links between the cards those of 2026 are predicted within a half (docs/notes/vllm.md)."""
     rows = read_rows(PARALLEL)
@@ -125,10 +156,3 @@ def test_every_row_is_asked() -> None:
     linked = [row.id for row in rows if row.machine.endswith(("nvlink", "p2p")) and row.date >= "2026"]
     assert len(linked) == 5
     assert all(abs(errors[name]) < 0.5 for name in linked)
-
-
-def test_heads_that_cannot_be_divided_evenly_are_refused() -> None:
-    """32 heads on three cards: the programs do not start."""
-    asked = Question("qwen3-30b-a3b", gpu="3x-rtx-3090", ram=HOST, engine="vllm")
-    with pytest.raises(EngineError, match="expected a number of GPUs that divides the 32 attention heads"):
-        check_setting(asked, VLLM, asked.load_machine())

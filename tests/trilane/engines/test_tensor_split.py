@@ -19,7 +19,16 @@ from trilane.engines.question import FitError, Question, check_setting, engine_o
 from trilane.engines.refusals import missing
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
-from trilane.engines.tensor_split import CardWork, PartTime, Shares, Sums, TensorSplit, busiest_share, shares_in_units
+from trilane.engines.tensor_split import (
+    CardWork,
+    PartTime,
+    RowSplit,
+    Shares,
+    Sums,
+    TensorSplit,
+    busiest_share,
+    shares_in_units,
+)
 
 MODEL = load_model("qwen3-30b-a3b@q8_0")
 TINY = ModelShape(
@@ -144,6 +153,18 @@ def test_rows_gather_each_product() -> None:
     assert slow.total_ns - quick.total_ns == pytest.approx((48 * 5 + 1) * 10e3, abs=3)
 
 
+def test_a_products_input_goes_to_each_other_card() -> None:
+    """Of a prompt of 128 tokens: its input to one card of two, or to two of three."""
+    split = {cards: RowSplit.on(MODEL, load_machine(f"{cards}x-rtx-3090+ddr4-3200"), load_fitted("llama.cpp"),
+                                ExpertWork.of(MODEL, 128), 128, [(128,)], threads=None) for cards in (2, 3)}
+    input_ns = 4 * 128 * MODEL.hidden * 36 / 32 * split[2].ns_per_byte  # of attention's four products
+    own = split[2].products[0][0]
+    result_ns = 128 * own.results * 4 * split[2].ns_per_byte
+    for cards, one in split.items():
+        moved = own.ns - own.divided_ns / cards - 4 * one.gather_ns - one._saved(0, 0, [1 / cards] * cards)
+        assert moved == pytest.approx((cards - 1) * input_ns + (1 - 1 / cards) * result_ns)
+
+
 def test_rows_divide_no_experts() -> None:
     layer, row = (decode("2x-rtx-3090", (25, 24), mode, load_fitted("llama.cpp")) for mode in ("layer", "row"))
     assert row.gpu_experts_ns == layer.gpu_experts_ns
@@ -210,7 +231,7 @@ def test_a_machine_with_links_is_divided_like_its_parts() -> None:
     assert speeds[0] < speeds[1]
     alone = replace(linked, machine="rtx-3090+ddr4-3200")
     with pytest.raises(FitError, match="sm tensor: expected several GPUs with it, as 2x-rtx-3090, got rtx-3090"):
-        EngineSpeed.asked(alone, alone.model_shape, alone.load_machine())
+        check_setting(alone, load_fitted("llama.cpp"), alone.load_machine())
 
 
 def test_parts_of_each_card_add_up_to_the_whole() -> None:

@@ -95,6 +95,7 @@ def test_its_own_weights_are_those_of_no_gguf_file() -> None:
 @pytest.mark.parametrize(("changes", "words"), [
     ({"gpu": "radeon-ai-pro-r9700"}, "vllm has no numbers for AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
     ({"gpu": "none"}, "vllm: expected a machine with a GPU"),
+    ({"gpu": "p40"}, "vllm: expected GPUs of compute capability 7.0 or more, got Tesla P40; use llama.cpp"),
     ({"weights": "q4_k_m"}, "vllm does not read weights in q4_k_m"),
     ({"kv": "q8_0"}, "kv q8_0: expected f16 with vllm"),
 ])

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import Hardware
+from traces.models.catalogue import original
 from traces.models.names import parted
 from trilane.common.units import GB, GIB
 from trilane.engines.memory import host_memory_of
@@ -28,6 +29,11 @@ class StreamedTuning:
     @property
     def best(self) -> StreamedSpeed:
         return self.speeds[0]
+
+    @property
+    def model(self) -> str:
+        """The model's first name, as measured rows have it."""
+        return original(parted(self.best.shape.name).model)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

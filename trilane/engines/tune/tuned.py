@@ -17,8 +17,7 @@ from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import SplitMemory, host_memory_of
 from trilane.engines.question import FitError, KvFormat
 from trilane.engines.row_table import TableReads
-from trilane.engines.speed import EngineSpeed, time_parts
-from trilane.engines.split_modes import PROPORTIONS
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import Floats, StaticSplit, Times
 from trilane.engines.tune.expert_cache import CachedSpeed
 from trilane.engines.tune.settings import Goal, Setting, TuneQuestion
@@ -122,9 +121,9 @@ class Workbench:
             memory=speed.splitter.memory(split),
             table=speed.table,
             tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-            decode_ms=time_parts(speed.decode, cpu_only, split.mode, summed=speed.together),
+            decode_ms=speed.parts_ms(speed.decode),
             ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
-            prompt_ms=time_parts(speed.prompt, cpu_only, summed=speed.together or split.mode in PROPORTIONS),
+            prompt_ms=speed.parts_ms(speed.prompt),
             answer_ms=speed.answer_ns / _NS_PER_MS,
         )
 

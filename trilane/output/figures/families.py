@@ -64,7 +64,7 @@ STEP_PARTS = (
 # of an answer of an engine, by the names of ``Tuned.decode_ms`` and of ``SplitMemory``
 TIME_COLOURS = {
     "attention": SKY, "others": GREY, "gpu_experts": BLUE, "cpu_experts": ORANGE, "handing_over": PURPLE,
-    "copies": VERMILLION, "disk": INK, "sums": PURPLE,
+    "copies": VERMILLION, "disk": INK, "sums": PURPLE, "others_and_sums": GREY,
 }
 MEMORY_COLOURS = {
     "experts": BLUE, "KV cache": SKY, "weights that every token needs": GREEN, "compute buffers": PURPLE,

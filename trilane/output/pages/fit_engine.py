@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from trilane.fit.fit import Fit
 
 PARTS = {  # of a time
-    "attention": "attention", "others": "gates, shared experts, head",
-    "others_and_sums": "gates, shared experts, head and sums over the cards", "gpu_experts": "experts on the GPU",
+    "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
     "disk": "waiting for the disk", "sums": "sums over the cards",
+    "others_and_sums": "gates, shared experts, head, sums over the cards",
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
@@ -186,13 +186,17 @@ ON_DISK = (
     "19 speeds of 5 machines with experts on a disk were predicted 36% off in the median, 84% of them within a factor "
     "of 1.5, most of them too fast"
 )
+PARTS_OF_LAYERS = (
+    f"{ON_SEVERAL}; 4 of these with a part of each layer on every card, on NVIDIA's alone and without experts on the "
+    "host, 26% too slow to 7% too fast"
+)
 CARDS_TOGETHER = (
     "33% in the median of 5 machines whose cards work together (8 speeds of vLLM); those of cards without NVLink or "
-    "peer access are predicted a third to a half too slow"
+    "peer access are predicted a third to a half too slow, one with a build of 2025 2.8 times too fast"
 )
 WITH_VLLM = (
-    "31% in the median of 4 machines with vLLM (12 speeds), most too fast: 5 to 14% on such of 2026, 24% to twice with "
-    "versions of 2025"
+    "31% in the median of 4 machines with vLLM (12 speeds), most too fast: up to 14% with versions of 2026 (48% after "
+    "131,072 tokens), 24% to twice with those of 2025; none with experts in the host's memory"
 )
 
 
@@ -220,7 +224,9 @@ def apart_text(engine: str, memory: SplitMemory) -> str | None:
         return CARDS_TOGETHER
     if bundled and bundled.by_name:
         return WITH_VLLM
-    return ON_SEVERAL if memory.cards_alone else None
+    if not memory.cards_alone:
+        return None
+    return PARTS_OF_LAYERS if memory.cards[0].part else ON_SEVERAL
 
 
 def error_text(

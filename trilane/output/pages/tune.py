@@ -348,14 +348,14 @@ def _timeline(tuned: Tuned) -> Iterator[list[str]]:
     longest = max(tuned.decode_ms.values())
     for part, ms in tuned.decode_ms.items():
         if layers := _layers(tuned, part):
-            ms_a_layer = number(ms / layers, 3) if part != "others" else "-"
+            ms_a_layer = number(ms / layers, 3) if not part.startswith("others") else "-"
             yield [PARTS[part], number(layers, 0), ms_a_layer, number(ms, 2), percent(ms / tuned.tpot_ms),
                    "#" * round(_BAR * ms / longest)]
 
 
 def _layers(tuned: Tuned, part: str) -> int:
     """In which a part takes time."""
-    host, cached = tuned.host_layers, tuned.cache_mib is not None
+    host, cached = tuned.host_layers, tuned.hit_rate is not None
     whole = tuned.layers
     layers = {
         "gpu_experts": whole if cached or tuned.gpu_experts else whole - host,

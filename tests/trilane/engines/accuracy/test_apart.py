@@ -15,7 +15,8 @@ from trilane.engines.accuracy.measured_rows import MeasuredRow, RowsError, predi
 from trilane.engines.accuracy.scores import SHIPPED, scores_of
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
-from trilane.output.pages.fit_engine import CARDS_TOGETHER, WITH_VLLM
+from trilane.engines.split_modes import PROPORTIONS
+from trilane.output.pages.fit_engine import CARDS_TOGETHER, PARTS_OF_LAYERS, WITH_VLLM
 from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
 from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
 
@@ -105,6 +106,12 @@ def test_answers_say_what_errors_such_rows_have() -> None:
     assert f"({with_vllm.rows} speeds)" in WITH_VLLM
     assert f"{together.by_machine:.0%} in the median of {together.machines} machines" in CARDS_TOGETHER
     assert f"({together.rows} speeds" in CARDS_TOGETHER
+    parts = [row for row in read_rows(SEVERAL_GPUS) if row.sm in PROPORTIONS and row.decode_tokens_per_s]
+    errors = sorted((speeds_of(row).decode or 0) / (row.decode_tokens_per_s or 1) - 1 for row in parts)
+    assert not any(row.cpu_layers for row in parts)
+    assert all("rtx" in row.machine for row in parts)
+    assert f"; {len(parts)} of these with a part of each layer" in PARTS_OF_LAYERS
+    assert f"{-errors[0]:.0%} too slow to {errors[-1]:.0%} too fast" in PARTS_OF_LAYERS
 
 
 @pytest.mark.parametrize(("group", "quantity", "median"), [

@@ -42,10 +42,10 @@ def test_stated_hit_rates_are_off_by_as_much_as_the_notes_say() -> None:
 
 
 def test_answers_say_what_errors_the_rows_of_their_program_have() -> None:
-    by_program: dict[str, list[StreamedRow]] = {}
+    by_model: dict[tuple[str, str], list[StreamedRow]] = {}
     for row in ROWS:
-        by_program.setdefault(row.engine, []).append(row)
-    assert {name: errors(rows) for name, rows in by_program.items()} == ERRORS
+        by_model.setdefault((row.engine, row.model), []).append(row)
+    assert {key: errors(rows) for key, rows in by_model.items()} == ERRORS
 
 
 def errors(rows: list[StreamedRow]) -> tuple[int, int, float, float]:

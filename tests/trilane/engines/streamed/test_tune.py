@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.table import Table
 
 from trilane.common.units import GB
 from trilane.engines.question import FitError, Question
 from trilane.engines.streamed.kinds import streamed_engines
 from trilane.engines.streamed.tune import command_of, streamed_tuning, tunings_next_to
-from trilane.output.pages.streamed_tune import streamed_tune_page
+from trilane.output.pages.output import Part
+from trilane.output.pages.streamed_tune import ERRORS, readers_part, streamed_tune_page
 from trilane.verbs.named_parts import READERS
 
 DESKTOP = Question("glm-5", gpu="none", ram="ddr5-5600", cpu="ryzen-9-9950x", ram_gb=128, disk="8.8")
@@ -61,6 +63,26 @@ def test_other_engines_answers_have_the_programs_that_read_the_model_next_to_the
     }
     assert tunings_next_to(replace(asked, disk=None)) == ()
     assert tunings_next_to(asked, ["gpt-oss-120b"]) == ()
+
+
+@pytest.mark.parametrize(("name", "question", "known"), [
+    ("ds4-metal", MAC, True), ("ds4-metal", replace(MAC, model="glm-5.3-flash", gpu="apple-m5-max", ram_gb=128), False),
+    ("colibri", replace(DESKTOP, model="glm-5.2"), True),
+    ("bigmoeonedge", replace(DESKTOP, model="gpt-oss-120b"), False),
+])
+def test_the_error_is_known_of_models_with_measured_speeds_alone(name: str, question: Question, known: bool) -> None:
+    found = streamed_tuning(name, question)
+    assert ((name, found.model) in ERRORS) == known
+    page, next_to = cells(streamed_tune_page(found)), cells(readers_part([found]))
+    assert ("not known: no measured speed of this model was compared" in page) != known
+    assert any("were predicted" in cell for cell in page) == known
+    assert (next_to[-1] == next_to[-2] == "-") != known
+
+
+def cells(page: list[Part]) -> list[str]:
+    """The text of each cell of its tables."""
+    tables = [part for part in page if isinstance(part, Table)]
+    return [str(cell) for table in tables for column in table.columns for cell in column.cells]
 
 
 @pytest.mark.parametrize(("name", "question", "match"), [
