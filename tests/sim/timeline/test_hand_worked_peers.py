@@ -217,13 +217,14 @@ def test_a_link_between_them_is_crossed_once_each_way(own_lane: bool, there: str
 
 
 def test_a_peers_experts_that_are_there_together_take_the_time_of_a_first_one_once() -> None:
-    """5 each, and 3 more for the first of a group; in step 0 each comes by a copy of its own."""
-    grouped = uniform_costs(1, first_gpu_ns=3)
+    """5 each, and 3 more for the first of a group, whose launch takes 1 and 2 more; in step 0 each is a group."""
+    grouped = uniform_costs(1, first_gpu_ns=3, first_expert_launch_ns=2)
     steps = [step(dict.fromkeys(range(4), 1), index=index) for index in range(2)]
-    spans = [span for span in lane(played(["on-demand"] * 2, [grouped] * 2, [2, 2], 4, steps), "gpu1")
-             if span.kind == "expert"]
-    taken = [(span.step, span.expert, span.end_ns - span.start_ns) for span in spans]
-    assert taken == [(0, 1, 8), (0, 3, 8), (1, 1, 8), (1, 3, 5)]
+    spans = played(["on-demand"] * 2, [grouped] * 2, [2, 2], 4, steps)
+    for name, kind, times in (("gpu1", "expert", (8, 8, 8, 5)), ("host", "launch", (3, 3, 3, 1))):
+        taken = [(span.step, span.expert, span.end_ns - span.start_ns) for span in lane(spans, name)
+                 if span.kind == kind and span.expert in (1, 3)]
+        assert taken == list(zip((0, 0, 1, 1), (1, 3, 1, 3), times, strict=True))
 
 
 def test_each_plan_is_told_what_those_before_it_have_given_the_cpu() -> None:
