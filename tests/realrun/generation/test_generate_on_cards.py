@@ -104,6 +104,16 @@ def check_spans(generated: Generated, setting: Prepared) -> None:
     hand_overs(log, [card.block for card in setting.cards])
 
 
+def test_each_gpu_is_the_host_threads_while_its_layers_run(
+    inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selected: list[HostLanes] = []
+    monkeypatch.setattr(HostLanes, "select", lambda self: selected.append(self))
+    generated = generate_hosted(hosted("mini-moe"), of_mini_moe("on-demand"), inline_lanes)
+    passes = generated.run.spans.step.nunique()
+    assert selected == [inline_lanes, inline_lanes.card(1)] * passes
+
+
 # --- broken twin ------------------------------------------------------------------------------------------------------
 
 
