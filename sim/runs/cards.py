@@ -93,10 +93,10 @@ def cards_with_experts(
         raise BudgetError(f"GPU {rooms.index(min(rooms))} lacks {-min(rooms) / GB:.2f} GB before any expert is cached")
     if shape.experts < len(machines):
         raise ScenarioError(f"gpus {len(machines)}: expected at most {shape.experts}, the experts of a layer")
-    if scenario.expert_owners == "heat" and calibration is None:
-        raise ScenarioError("expert_owners heat: expected a calibration, whose most used experts are dealt out first")
     heat = np.zeros((shape.moe_layers, shape.experts))
-    if scenario.expert_owners == "heat" and calibration is not None:
+    if scenario.expert_owners == "heat":
+        if calibration is None:
+            raise ScenarioError("expert_owners heat: expected a calibration, whose most used experts come first")
         heat = calibration.popularity
     counts = counts_of(shape.experts, scenario.layer_split or [room + 1 for room in rooms])
     shares, block = dealt(counts, np.argsort(-heat, axis=1, kind="stable")), LayerBlock(0, shape.moe_layers)

@@ -38,7 +38,7 @@ class PeerParts(LayerParts):
         """Put the GPU's part of a plan into effect; returns whether the layer has to wait for any of it."""
         if plan.gpu:
             self._send_hidden(planned_ns)
-        self.start(plan._replace(cpu=(), deferred=()), planned_ns)
+        self.start(plan._replace(cpu=()), planned_ns)
         self.state.outstanding += bool(plan.gpu)
         return self.state.outstanding > 0
 
@@ -228,17 +228,14 @@ class PeersTimeline(Timeline):
     def _decide(self, step: StepDemand, layer: int, committed: bool) -> Plan:
         """The plan of the first GPU, with the CPU's share of all; each GPU in turn sees what the CPU has been given."""
         plan, self._plans = super()._decide(self._own[0], layer, committed), []
-        workload = plan.routing.workload()
-        immediate, deferred = list(plan.immediate), list(plan.deferred)
+        workload, cpu = plan.routing.workload(), list(plan.cpu)
         for peer, own in zip(self._peers, self._own[1:], strict=True):
-            on_cpu, first = [workload[expert] for expert in (*immediate, *deferred)], peer.parts.first
+            on_cpu, first = [workload[expert] for expert in cpu], peer.parts.first
             before_ns = sum(self.parts.cpu.works_ns(on_cpu, layer)) if on_cpu else 0
             self._plans.append(theirs := peer.plan(own, layer, before_ns))
             workload.update({first + expert: tokens for expert, tokens in theirs.routing.workload().items()})
-            immediate += [first + expert for expert in theirs.immediate]
-            deferred += [first + expert for expert in theirs.deferred]
-        routing = Routing(tuple(workload), tuple(workload.values()))
-        return plan._replace(routing=routing, cpu=(*immediate, *deferred), deferred=tuple(deferred))
+            cpu += [first + expert for expert in theirs.cpu]
+        return plan._replace(routing=Routing(tuple(workload), tuple(workload.values())), cpu=tuple(cpu))
 
     def _start(self, plan: Plan, planned_ns: int) -> None:
         super()._start(plan, planned_ns)

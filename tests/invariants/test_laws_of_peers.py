@@ -74,6 +74,7 @@ def check(played: PlayedPeers) -> None:
     for number, budget in enumerate(played.budgets):
         law_4_capacity(played.of_gpu(number), budget)
         owned(played, number)
+        given_up(played, number)
     alone = without_sums(as_one)
     for layer in as_one.routed_layers():
         crossings(log, layer, played.tables)
@@ -89,6 +90,12 @@ def owned(played: PlayedPeers, number: int) -> None:
         if span.lane in ("gpu", "h2d") and span.expert >= 0:
             layer = span.target_layer if span.target_layer >= 0 else span.layer
             assert span.expert in own[layer], f"law 1: {span} is of an expert that GPU {number} does not own"
+
+
+def given_up(played: PlayedPeers, number: int) -> None:
+    """A GPU's staging slots are free once the layers have ended that their experts were for."""
+    kept = [experts for experts in played.sessions[number].residency.staged if experts]
+    assert not kept, f"law 4: staging slots of GPU {number} still hold {kept}"
 
 
 def crossings(log: Log, layer: Layer, tables: Sequence[CostTable]) -> None:

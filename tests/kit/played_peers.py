@@ -30,6 +30,7 @@ class PlayedPeers:
     tables: Sequence[CostTable]
     demand: list[StepDemand]
     budgets: list[int]
+    sessions: list[Session]
 
     @property
     def log(self) -> Log:
@@ -83,7 +84,7 @@ def timeline(
     largest = max(cost.expert_bytes for cost in world.costs.experts)
     slots = [session.policy.demand_slots + session.policy.prefetch_slots for session in own]
     budgets = [budget + count * largest for budget, count in zip(budgets, slots, strict=True)]
-    return made, PlayedPeers([], world, shares, tables, demand, budgets)
+    return made, PlayedPeers([], world, shares, tables, demand, budgets, own)
 
 
 def play(

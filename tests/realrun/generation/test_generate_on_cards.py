@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from policies.mechanism.session import Session
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.call_log import replay as play_log
 from realrun.execution.cards import Boundary
-from realrun.generation import divided_model
+from realrun.generation import divided_model, live_cards
 from realrun.generation.divided_model import Division, division_of, on_devices
 from realrun.generation.generate import Generated, GenerateRequest, generate_hosted
+from realrun.generation.live_cards import LiveCards
 from realrun.machine.host_lanes import HostLanes
 from sim.runs.cards import LayerBlock
 from sim.runs.prepare import Prepared, prepare
@@ -100,6 +104,16 @@ def check_spans(generated: Generated, setting: Prepared) -> None:
     hand_overs(log, [card.block for card in setting.cards])
 
 
+def test_each_gpu_is_the_host_threads_while_its_layers_run(
+    inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selected: list[HostLanes] = []
+    monkeypatch.setattr(HostLanes, "select", lambda self: selected.append(self))
+    generated = generate_hosted(hosted("mini-moe"), of_mini_moe("on-demand"), inline_lanes)
+    passes = generated.run.spans.step.nunique()
+    assert selected == [inline_lanes, inline_lanes.card(1)] * passes
+
+
 # --- broken twin ------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +176,28 @@ def test_a_head_that_shares_the_embedding_has_a_copy_meanwhile(monkeypatch: pyte
         assert loaded.model.lm_head.weight is not embedding
         assert torch.equal(loaded.model.lm_head.weight, embedding)
     assert loaded.model.lm_head.weight is embedding
+
+
+def test_what_else_a_decoder_layer_is_given_is_copied_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask, and rotations in a tuple, to a device that is not the first's; hidden states are where they belong."""
+    monkeypatch.setattr(live_cards, "Boundary", lambda *given: None)
+    cards: Any = [card_on("cpu"), card_on("meta")]
+    unused: Any = None
+    live = LiveCards(cards, unused, unused, unused)
+    hidden, mask, rotations = torch.zeros(1, 2, 4), torch.ones(2), (torch.ones(3), torch.ones(3))
+    entering = partial(live._entering, 1, False, nn.Identity())
+    (same, there), kept = entering((hidden, mask), {"rotations": rotations, "past": None, "mask": mask})
+    assert (same is hidden, kept["mask"] is there, kept["past"]) == (True, True, None)
+    assert {str(part.device) for part in (there, *kept["rotations"])} == {"meta"}
+    live.end_pass(torch.zeros(1, 1))
+    (_, anew), _ = entering((hidden, mask), {})
+    assert anew is not there, "what the first GPU has made since is another"
+
+
+def card_on(device: str) -> SimpleNamespace:
+    machine = SimpleNamespace(device=torch.device(device))
+    executor = SimpleNamespace(machine=machine, end_step=lambda: None)
+    return SimpleNamespace(executor=executor, block=LayerBlock(0, 1), bring_chosen=lambda chosen: chosen)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

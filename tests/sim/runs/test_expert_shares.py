@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.calibration import Calibration
 from policies.mechanism.views import Forecast, Routing
 from sim.runs.demand import StepDemand
-from sim.runs.expert_shares import counts_of, dealt, demand_of_share
+from sim.runs.expert_shares import calibration_of_share, counts_of, dealt, demand_of_share
 from sim.runs.memory import BudgetError
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
@@ -45,6 +46,29 @@ def test_a_gpu_sees_its_own_experts_under_numbers_of_its_own() -> None:
     assert step.forecasts == ((Forecast(0, "gate", (1, 0), (3, 1)),),)
     assert step.scores is not None
     assert step.scores.tolist() == [[[1.0, 3.0]]]
+
+
+def test_the_counts_of_a_calibration_are_those_of_its_own_experts() -> None:
+    counts = np.arange(16).reshape(2, 2, 4)
+    whole = Calibration("toy", counts, counts * 10, np.zeros((3, 2, 1), np.int16), {})
+    own = calibration_of_share(whole, dealt([2, 2], np.array([[0, 1, 2, 3], [3, 2, 0, 1]]))[1])  # 1, 3; and 1, 2
+    assert own.activations.tolist() == [[[1, 3], [5, 6]], [[9, 11], [13, 14]]]
+    assert own.decode_activations.tolist() == [[[10, 30], [50, 60]], [[90, 110], [130, 140]]]
+    assert len(own.decode_ids) == 0
+
+
+def test_peers_copy_ahead_and_swap_as_the_first_gpu_does() -> None:
+    spans = simulate(TWO.with_(policy="dali")).spans
+    for link in ("h2d", "h2d1"):
+        assert {"demand", "prefetch", "swap"} <= set(spans[spans.lane == link].kind), link
+
+
+def test_a_step_waits_for_swaps_to_every_gpu() -> None:
+    spans = simulate(TWO.with_(policy="strata")).spans
+    swaps = spans[(spans.kind == "swap") & (spans.lane == "h2d1")]
+    assert len(swaps)
+    for begun_ns in spans[(spans.kind == "launch") & (spans.layer == 0)].groupby("step").start_ns.min():
+        assert not ((swaps.start_ns <= begun_ns) & (begun_ns < swaps.end_ns)).any()
 
 
 def test_the_first_gpu_has_all_else_and_fewer_experts() -> None:

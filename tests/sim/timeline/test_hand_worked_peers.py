@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from policies.mechanism.session import Session
+from policies.mechanism.views import LayerInput, Plan
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
 from sim.machine.peers import PeerLink
-from sim.runs.expert_shares import counts_of, dealt
+from sim.runs.demand import StepDemand
+from sim.runs.expert_shares import ExpertShare, counts_of, dealt
 from sim.runs.spans import Span
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.peers import PeersTimeline
@@ -24,19 +26,37 @@ QUICK = uniform_costs(1)
 STEPS = step({0: 1, 1: 1}), step({0: 1, 1: 1}, index=1)
 
 
-def played(
-    policies: Sequence[str], costs: Sequence[CostTable], slots: Sequence[int], experts: int = 3
-) -> list[Span]:
-    """Two steps of one layer, of whose experts GPU 0 has 0, 2, ..., GPU 1 has 1, 3, ..."""
-    shares = dealt(counts_of(experts, [1] * len(costs)), np.arange(experts)[None])
-    sessions = [
-        Session(
+class ToldSession(Session):
+    """A session that keeps the rest of the CPU's work that each plan is told."""
+
+    told: list[int]
+
+    def plan_layer(self, given: LayerInput) -> Plan:
+        self.told = [*getattr(self, "told", ()), given.cpu_backlog_ns]
+        return super().plan_layer(given)
+
+
+def sessions_of(
+    policies: Sequence[str], costs: Sequence[CostTable], slots: Sequence[int], shares: Sequence[ExpertShare]
+) -> list[ToldSession]:
+    """A session for each GPU's experts of one layer."""
+    return [
+        ToldSession(
             compose(policy, {}, context=BuildContext("toy", share.experts, 1)),
             Budget(share.experts, (EXPERT_BYTES,), count * EXPERT_BYTES), own.experts,
         )
         for policy, share, count, own in zip(policies, shares, slots, costs, strict=True)
     ]
-    return [Span(*row) for row in PeersTimeline(sessions, shares, costs, STEPS, TokenBytes(4, 48)).spans()]
+
+
+def played(
+    policies: Sequence[str], costs: Sequence[CostTable], slots: Sequence[int], experts: int = 3,
+    demand: Sequence[StepDemand] = STEPS,
+) -> list[Span]:
+    """Steps of one layer, of whose experts GPU 0 has 0, 2, ..., GPU 1 has 1, 3, ..."""
+    shares = dealt(counts_of(experts, [1] * len(costs)), np.arange(experts)[None])
+    sessions = sessions_of(policies, costs, slots, shares)
+    return [Span(*row) for row in PeersTimeline(sessions, shares, costs, demand, TokenBytes(4, 48)).spans()]
 
 
 TWO_GPUS = """
@@ -196,6 +216,25 @@ def test_a_link_between_them_is_crossed_once_each_way(own_lane: bool, there: str
     assert not any(span.kind == "activations" for span in spans)
 
 
+def test_a_peers_experts_that_are_there_together_take_the_time_of_a_first_one_once() -> None:
+    """5 each, and 3 more for the first of a group, whose launch takes 1 and 2 more; in step 0 each is a group."""
+    grouped = uniform_costs(1, first_gpu_ns=3, first_expert_launch_ns=2)
+    steps = [step(dict.fromkeys(range(4), 1), index=index) for index in range(2)]
+    spans = played(["on-demand"] * 2, [grouped] * 2, [2, 2], 4, steps)
+    for name, kind, times in (("gpu1", "expert", (8, 8, 8, 5)), ("host", "launch", (3, 3, 3, 1))):
+        taken = [(span.step, span.expert, span.end_ns - span.start_ns) for span in lane(spans, name)
+                 if span.kind == kind and span.expert in (1, 3)]
+        assert taken == list(zip((0, 0, 1, 1), (1, 3, 1, 3), times, strict=True))
+
+
+def test_each_plan_is_told_what_those_before_it_have_given_the_cpu() -> None:
+    """7 ns a token: the first plan has given it one of expert 0, the second one of expert 1."""
+    costs, shares = [QUICK] * 3, dealt([1, 1, 1], np.arange(3)[None])
+    sessions = sessions_of(["naive-cpu"] * 3, costs, [0, 0, 0], shares)
+    PeersTimeline(sessions, shares, costs, [step({0: 1, 1: 1, 2: 2})], TokenBytes(4, 48)).spans()
+    assert [session.told for session in sessions] == [[0], [7], [14]]
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_with_links_and_launches_of_no_time_a_layer_takes_the_experts_of_one_gpu(gpus: int) -> None:
     """Every GPU holds its experts, and each step uses four: D GPUs take 4 / D of an expert's 5 ns, and a sum of 1."""
@@ -204,11 +243,7 @@ def test_with_links_and_launches_of_no_time_a_layer_takes_the_experts_of_one_gpu
     costs = uniform_costs(1, **free)
     demand = [step(dict.fromkeys(range(4), 1), index=index) for index in range(3)]
     shares = dealt([4 // gpus] * gpus, np.arange(4)[None])
-    sessions = [
-        Session(compose("on-demand", {}, context=BuildContext("toy", 4 // gpus, 1)),
-                Budget(4 // gpus, (EXPERT_BYTES,), 4 // gpus * EXPERT_BYTES), costs.experts)
-        for _ in shares
-    ]
+    sessions = sessions_of(["on-demand"] * gpus, [costs] * gpus, [4 // gpus] * gpus, shares)
     rows = PeersTimeline(sessions, shares, [costs] * gpus, demand, TokenBytes(4, 48)).spans()
     first, last = (max(row[3] for row in rows if row[6] == number) for number in (1, 2))
     assert last - first == 10 + 2 + 4 // gpus * 5 + (gpus > 1) + 1 + 4
