@@ -32,6 +32,9 @@ class CardsSplitter(Splitter):
         return number
 
     def best(self) -> StaticSplit:
+        """The first split with room, of the engine's own mode where none is named."""
+        if len(self._modes) > 1:
+            return replace(self, question=replace(self.question, sm="layer")).best()
         _ = self.best_number
         return self._first[1]
 
@@ -49,7 +52,7 @@ class CardsSplitter(Splitter):
 
     def alike(self, split: StaticSplit) -> list[StaticSplit]:
         """Splits with room that differ from one in their division alone."""
-        return [one for one in self._of(split.cpu_layers) if self.has_room(one)]
+        return [one for one in self._of(split.cpu_layers) if one.mode == split.mode and self.has_room(one)]
 
     def has_room(self, split: StaticSplit) -> bool:
         return not self._lacks(split)

@@ -130,7 +130,7 @@ class Question:
             object.__setattr__(self, "weights", format_named(self.weights))
         self._check_disk()
         for name, given in (("ts", self.ts and ",".join(map(str, self.ts))), ("sm", self.sm)):
-            if given is not None and len(cards_in(self.gpu or "")) < 2:
+            if given is not None and self.machine is None and len(cards_in(self.gpu or "")) < 2:
                 raise FitError(f"{name} {given}: expected several GPUs with it, as --gpu 2x-rtx-3090")
         if self.machine is not None:
             parts = [name for name in _PARTS if getattr(self, name) is not None]
@@ -303,8 +303,11 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if (question.ts or question.sm) and takes_cards(engine):
         raise FitError(f"ts, sm: {engine.name} divides every layer over all GPUs alike; leave it out")
+    if question.sm is not None and not hardware.further:
+        raise FitError(f"sm {question.sm}: expected several GPUs with it, as 2x-rtx-3090, got {hardware.name}")
     if question.sm is not None and (why := why_not(question.sm, engine, question.model_shape)):
-        raise FitError(f"sm {question.sm}: {why}; use layer")
+        other = " or --engine ik_llama.cpp" if question.sm == "graph" and "graph" not in engine.split_modes else ""
+        raise FitError(f"sm {question.sm}: {why}; use layer{other}")
     if question.ts is not None:
         _check_division(question.ts, load_model(question.shape), len(hardware.cards), question.sm)
     if engine.dialect == "vllm-serve" and question.kv not in (None, "f16"):

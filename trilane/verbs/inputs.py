@@ -219,8 +219,8 @@ def describe(scenario: Scenario) -> str:
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
     where = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}"
-    divided = " that divide each layer's experts" if scenario.split_mode == "expert" else ""
-    cards = [f"{scenario.gpus} GPUs{divided}"] if (scenario.gpus or 1) > 1 else []
+    cards = [f"{scenario.gpus} GPUs"] if (scenario.gpus or 1) > 1 else []
+    cards += ["each layer's experts divided among GPUs"] if scenario.split_mode == "expert" else []
     about = ", ".join([where, *cards, memory, lengths, routing, *_shortened(scenario)])
     if scenario.noisy_forecast_recall is None:
         return about

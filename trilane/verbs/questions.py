@@ -62,7 +62,7 @@ def fit(
     sm: Annotated[
         str | None,
         typer.Option("--sm", metavar="MODE", help="How several GPUs divide the model: layer, row, tensor or graph. "
-                                                  "Default: the quickest."),
+                                                  "Default: layer, which is the engines' own."),
     ] = None,
     trace: Annotated[
         str | None,

@@ -191,8 +191,8 @@ PARTS_OF_LAYERS = (
     "host, 26% too slow to 7% too fast"
 )
 CARDS_TOGETHER = (
-    "33% in the median of 5 machines whose cards work together (8 speeds of vLLM), a third to a half too slow without "
-    "NVLink or peer access, and with a build of 2025 2.8 times too fast"
+    "33% in the median of 5 machines whose cards work together (8 speeds of vLLM); those of cards without NVLink or "
+    "peer access are predicted a third to a half too slow, one with a build of 2025 2.8 times too fast"
 )
 WITH_VLLM = (
     "31% in the median of 4 machines with vLLM (12 speeds), most too fast: up to 14% with versions of 2026 (48% after "
