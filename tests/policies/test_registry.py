@@ -282,7 +282,9 @@ NEEDS = {
     "mixtral-offloading": Needs(forecasts=GATE, forecast_phases=("decode",), uniform_sizes=True, gpu_only=True),
     "moe-infinity edgemoe": Needs(tokens=True, calibration=True, gpu_only=True),
     "moe-lightning@impl": Needs(calibration=True, gpu_only=True),
-    "adapmoe": Needs(forecasts=GATE, forecast_phases=("decode",), calibration=True, gpu_only=True),
+    "adapmoe": Needs(
+        forecasts=GATE, forecast_phases=("decode",), calibration=True, calibrated_tokens=True, gpu_only=True
+    ),
     "dali dali-ilp dali-beam": Needs(forecasts=(("residual", 1),)),
     "hybrimoe": Needs(scores=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3))),
     "hybrimoe@impl": Needs(scores=True),
@@ -304,7 +306,7 @@ NEEDS = {
     "moe-stream ds4": Needs(gpu_only=True),
     "pin-hot ik-prefetch": Needs(),
     "colibri": Needs(forecasts=GATE, calibration=True),
-    "flashmoe": Needs(calibration=True, gpu_only=True),
+    "flashmoe": Needs(calibration=True, calibrated_tokens=True, gpu_only=True),
     "best-exact": Needs(scores=True, forecasts=QUASI, calibration=True),
     "best-approx": Needs(scores=True, tokens=True, forecasts=QUASI, calibration=True, changes_routing=True),
     "mix": Needs(forecasts=GATE),

@@ -176,7 +176,10 @@ def test_decisions_about_no_expert() -> None:
 def test_a_policy_that_declares_nothing_needs_nothing() -> None:
     nothing = {"forecasts": (), "forecast_layers": {}, "forecast_phases": ("prefill", "decode"), "max_batch": None}
     nothing["narrow_share"] = None
-    flags = ("scores", "tokens", "future", "calibration", "uniform_sizes", "gpu_only", "changes_routing")
+    flags = (
+        "scores", "tokens", "future", "calibration", "calibrated_tokens", "uniform_sizes", "gpu_only",
+        "changes_routing",
+    )
     assert asdict(Needs()) == nothing | dict.fromkeys(flags, False)
 
 
