@@ -27,10 +27,10 @@ from sim.runs.cards import LayerBlock
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from tests.invariants.test_laws_of_cards import hand_overs
+from tests.kit.counted_cards import check_counts
 from tests.kit.depth import thinned
 from tests.kit.generating import MINI_VECTORS, assert_says_the_same, every_slot, expected, hosted, request
 from tests.kit.tiny_models import build
-from trilane.study.validation.parity import answers_of, parity_of
 from trilane.testing.laws import law_3_exclusivity
 from trilane.testing.log import log_of
 
@@ -76,16 +76,7 @@ def test_hits_loads_and_experts_of_the_cpu_are_those_of_the_simulator(
     setting = prepare(generated.run.scenario, generated.trace)
     simulated = setting.sessions_of(LoggedSession)
     run = play(setting, *simulated)
-    assert parity_of(answers_of(*generated.sessions), True, answers_of(*simulated)).logs_identical
-    assert counts(generated.run.spans) == counts(run.spans)
-    crossed = parity_of(answers_of(*generated.sessions), True, answers_of(*simulated[::-1]))
-    assert not crossed.logs_identical, "of sessions that have each other's layers"
-
-
-def counts(spans: Any) -> dict[Any, int]:
-    """Spans of experts, copies and hand-overs by lane, kind, step and layer."""
-    kept = spans[spans.kind.isin(["expert", "demand", "place", "hand_over"])]
-    return dict(kept.groupby(["lane", "kind", "step", "layer"], observed=True).size())
+    check_counts(generated.sessions, generated.run, simulated, run)
 
 
 @pytest.mark.parametrize("policy", ["fiddler", "hybrimoe"])

@@ -26,10 +26,10 @@ from realrun.replay.replayed_layers import ReplayedLayers
 from sim.runs.prepare import Prepared
 from sim.simulate import play
 from tests.invariants.test_laws_of_cards import hand_overs
+from tests.kit.counted_cards import check_counts
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import fake_machine
 from tests.kit.tiny_bench import OverTheLink, WatchedBench, bench_for, check_outputs, machine, tiny_setting
-from trilane.study.validation.parity import answers_of, parity_of
 from trilane.testing.laws import law_1_conservation, law_2_causality, law_3_exclusivity, law_4_capacity
 from trilane.testing.log import log_of
 
@@ -122,16 +122,7 @@ def test_hits_loads_and_experts_of_the_cpu_are_those_of_the_simulator(
     prepared = setting(policy, 2, layer_split=split)
     measured, simulated = bench.measure(prepared), prepared.sessions_of(LoggedSession)
     run = play(prepared, *simulated)
-    assert parity_of(answers_of(*measured.sessions), True, answers_of(*simulated)).logs_identical
-    assert counts(measured.run.spans) == counts(run.spans)
-    crossed = parity_of(answers_of(*measured.sessions), True, answers_of(*simulated[::-1]))
-    assert not crossed.logs_identical, "of sessions that have each other's layers"
-
-
-def counts(spans: Any) -> dict[Any, int]:
-    """Spans of experts, copies and hand-overs by lane, kind, step and layer."""
-    kept = spans[spans.kind.isin(["expert", "demand", "place", "hand_over"])]
-    return dict(kept.groupby(["lane", "kind", "step", "layer"], observed=True).size())
+    check_counts(measured.sessions, measured.run, simulated, run)
 
 
 # --- two CUDA devices, which a fake stands in for ---------------------------------------------------------------------

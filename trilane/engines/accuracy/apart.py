@@ -46,6 +46,8 @@ def _on_disk(row: MeasuredRow) -> Speeds:
     for name in ("gpu_experts", "repacked", "kv_bits", "copies", "numa", "prompt_depth_tokens", "ts"):
         if getattr(row, name):
             raise RowsError(f"row {row.id}: {name}: expected nothing in rows with a disk, got {getattr(row, name)}")
+    if row.sm != "layer":
+        raise RowsError(f"row {row.id}: sm: expected layer in rows with a disk, got {row.sm}")
     layers = None if load_machine(row.machine).cpu_only else row.cpu_layers
     question = Question(
         row.model, machine=row.machine, ram_gb=row.ram_gb, weights=row.weights or None, engine=row.engine,

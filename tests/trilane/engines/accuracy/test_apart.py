@@ -51,6 +51,7 @@ def test_a_users_file_of_rows_with_a_disk_is_asked_like_the_bundled_one() -> Non
 @pytest.mark.parametrize(("changes", "message"), [
     ({"ram_gb": None}, "ram_gb: expected the GiB of memory above the disk 'nvme-3x4', got none"),
     ({"kv_bits": 8.5}, "kv_bits: expected nothing in rows with a disk, got 8.5"),
+    ({"sm": "tensor"}, "sm: expected layer in rows with a disk, got tensor"),
 ])
 def test_a_row_with_a_disk_states_its_memory_and_no_setting_that_is_not_asked(
     changes: dict[str, Any], message: str
